@@ -1,0 +1,107 @@
+"""The interface of a model family: everything the server must know of a model, and nothing of how it runs.
+
+A family turns audio into tokens (`hear`), knows the conversation's template as token ids, and turns answer
+tokens back into text. It does no scheduling and no I/O after `load`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from engine.types import Hearing, Intake, Sampling, TurnMode
+
+
+@dataclass(frozen=True, slots=True)
+class FamilyInfo:
+    """The family's constants."""
+
+    name: str  # what `/capacity` and `session.created` report
+    budget_s: float  # B: how often a session is due
+    max_tokens_per_tick: int  # most tokens one tick may decode for one session
+    target_fraction: float  # admission aims at a p50 lateness under this part of B
+    turn_modes: tuple[TurnMode, ...]  # offered; the first is the default
+    playback_tokens_per_s: float  # tokens a second that speaking the answer uses up
+    transcribes: bool  # whether a final Intake carries a transcript
+    refused_modes: dict[TurnMode, str] = field(default_factory=dict)  # mode -> the reason, for people
+
+
+@dataclass(frozen=True, slots=True)
+class EngineRecipe:
+    """What an engine needs to load the family's model."""
+
+    model_dir: Path  # a checkpoint directory (config.json, safetensors, tokenizer)
+    max_session_tokens: int  # the length the model was trained for
+    dtype: str = "bfloat16"
+    modality: str | None = None  # "audio" where works carry features
+    load_format: str = "auto"
+    overrides: dict[str, Any] = field(default_factory=dict)  # further engine arguments by name
+
+
+class Detokenizer(Protocol):
+    """Incremental: one per answer."""
+
+    def push(self, token_ids: Sequence[int]) -> str:
+        """Text that is now certain; an unfinished UTF-8 sequence is held back."""
+        ...
+
+    def flush(self) -> str:
+        """What was held back, at the end of an answer."""
+        ...
+
+
+class Family(ABC):
+    """One model family. Template methods are pure and cheap; `hear` is heavy and runs off the event loop."""
+
+    info: FamilyInfo
+
+    @abstractmethod
+    def engine_recipe(self) -> EngineRecipe: ...
+
+    # the conversation's template, as token ids
+
+    @abstractmethod
+    def head(self, instructions: str) -> tuple[int, ...]:
+        """The first S tokens: template and instructions, never audio. Kept for ever."""
+
+    @abstractmethod
+    def open_turn(self, mode: TurnMode) -> tuple[int, ...]:
+        """Before the first intake of a user's turn. In continuous mode each tick's audio is a turn."""
+
+    @abstractmethod
+    def close_turn(self, mode: TurnMode) -> tuple[int, ...]:
+        """After the last intake of a user's turn; the answer is decoded right behind it."""
+
+    @abstractmethod
+    def close_answer(self, mode: TurnMode) -> tuple[int, ...]:
+        """After an answer's last token, before what comes next (the engine keeps no stop token)."""
+
+    @abstractmethod
+    def instruct(self, instructions: str) -> tuple[int, ...]:
+        """New instructions in the middle of a conversation, between turns."""
+
+    @abstractmethod
+    def sampling(self) -> Sampling: ...
+
+    @abstractmethod
+    def detokenizer(self) -> Detokenizer: ...
+
+    # audio
+
+    @abstractmethod
+    def new_ear(self) -> Any:
+        """State of one session's hearing; bounded in size; only `hear` touches it."""
+
+    @abstractmethod
+    def hear(self, batch: Sequence[Hearing]) -> list[Intake]:
+        """Turn the audio of all due sessions into intakes, in order.
+
+        Runs on one worker thread, never twice at once. A hearing that fails must not spoil the others: it
+        gives an empty Intake. After a final hearing the ear is as new for the next turn.
+        """
+
+    def warm_up(self) -> None:  # noqa: B027 - a hook, not a duty
+        """Load what is loaded lazily, so that no caller pays for it. Called once before serving."""
