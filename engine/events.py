@@ -85,7 +85,7 @@ ResponseReason = Literal["stop", "length", "cancelled", "interrupted", "failed"]
 
 
 class ResponseDone(_Event):
-    """`interrupted`: the user spoke; `cancelled`: the client asked; `length`: max_tokens or the session's end."""
+    """`interrupted`: the user spoke; `cancelled`: the client asked; `length`: max_tokens reached."""
 
     type: Literal["response.done"] = "response.done"
     response_id: str
@@ -105,7 +105,7 @@ class Warning(_Event):
 
 
 class Error(_Event):
-    """What went wrong and what to do. Whether the session goes on depends on the code; a close follows if not."""
+    """What went wrong and what to do. The session goes on unless a close follows."""
 
     type: Literal["error"] = "error"
     code: str
