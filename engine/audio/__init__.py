@@ -1,0 +1,1 @@
+"""Audio on its way in: bytes to samples, and where speech begins and ends."""
