@@ -1,0 +1,287 @@
+"""Every option of the server: one frozen tree, parsed once from arguments and METRONOME_... variables.
+
+An option's name is its path: `vad.silence_ms` is `--vad-silence-ms` and `METRONOME_VAD_SILENCE_MS`.
+Arguments win over the environment. Unknown variables are refused, for a misspelt one would be silently
+without effect. None means "the model's or the machine's own": `resolve` fills in the machine's part.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib.metadata
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args, get_origin
+
+import annotated_types
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic.fields import FieldInfo
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from engine.aimd import AimdConfig
+
+ENV_PREFIX = "METRONOME_"
+OTHER_ENV_PREFIXES = ("METRONOME_TALK_", "METRONOME_TEST_")  # not the server's, so none of its business
+
+Fraction = Annotated[float, Field(gt=0, le=1)]
+
+
+class SettingsError(ValueError):
+    """One readable line per wrong option: its names, its range, what was given."""
+
+
+class _Group(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class EngineSettings(_Group):
+    kv_cache_gib: float | None = Field(
+        None, gt=0, le=1024, description="Memory of the KV cache in GiB; none: 2 on a CPU, what a GPU has left"
+    )
+    max_session_tokens: int | None = Field(
+        None, ge=256, le=1_048_576, description="Tokens one session may hold; none: as the model was trained"
+    )
+    max_batch_tokens: int = Field(2048, ge=64, le=131_072, description="Tokens of one engine step")
+    eager: bool | None = Field(None, description="Run without compiling; none: yes on a CPU, no on a GPU")
+
+
+class TickSettings(_Group):
+    budget_ms: int | None = Field(
+        None, ge=20, le=60_000, description="Frame budget B; none: the model family's"
+    )
+    slots: int = Field(8, ge=1, le=100, description="Slots that B is cut into; each makes one batch")
+
+
+class SessionSettings(_Group):
+    max_tokens: int = Field(256, ge=1, le=65_536, description="Tokens of one answer unless the client asks")
+    max_tokens_ceiling: int = Field(1024, ge=1, le=65_536, description="Most tokens a client may ask for")
+    max_message_bytes: int = Field(
+        1 << 20, ge=1024, le=1 << 26, description="Longest WebSocket message; a longer one closes with 1009"
+    )
+    backlog_budgets: float = Field(
+        2.0, ge=1, le=100, description="Waiting audio kept, in budgets; older audio is dropped"
+    )
+    idle_limit_s: float = Field(
+        300.0, ge=1, le=86_400, description="A session that sends nothing for so long is closed"
+    )
+    max_age_s: float | None = Field(
+        None, ge=1, le=2_592_000, description="Longest life of a session; none: endless"
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> SessionSettings:
+        if self.max_tokens > self.max_tokens_ceiling:
+            raise ValueError(
+                f"session.max_tokens ({self.max_tokens}) must not exceed "
+                f"session.max_tokens_ceiling ({self.max_tokens_ceiling})"
+            )
+        return self
+
+
+class AimdSettings(_Group):
+    initial: int = Field(8, ge=1, le=4096, description="Sessions admitted before anything was measured")
+    minimum: int = Field(1, ge=1, le=4096, description="The cap never falls below")
+    target_fraction: Fraction | None = Field(
+        None, description="Part of B that the median lateness stays under; none: the model family's"
+    )
+    increase: float = Field(1.0, gt=0, le=100, description="Sessions added per healthy window")
+    decrease: float = Field(0.9, ge=0.1, le=0.99, description="The cap's factor on overload")
+    used_fraction: Fraction = Field(0.9, description="The cap grows only when used to this part")
+    miss_fraction: float = Field(0.05, ge=0, le=1, description="More misses than this part are an overload")
+    max_surge: float = Field(
+        4.0, ge=1, le=100, description="How many times today's busy sessions might speak at once"
+    )
+    window_s: float | None = Field(
+        None, ge=0.1, le=600, description="Control window; none: 3 budgets, at least 3 s"
+    )
+    cooldown_s: float | None = Field(
+        None, ge=0, le=600, description="Pause after a cut; none: one control window"
+    )
+    min_samples: int = Field(8, ge=1, le=100_000, description="Samples a control window needs")
+
+
+class VadSettings(_Group):
+    threshold: float = Field(0.5, ge=0.05, le=0.95, description="Speech probability that counts as speech")
+    min_speech_ms: int = Field(100, ge=30, le=2000, description="Speech shorter than this starts no turn")
+    silence_ms: int = Field(500, ge=100, le=5000, description="Silence that ends the user's turn")
+
+
+class Settings(BaseSettings):
+    model_config = SettingsConfigDict(
+        frozen=True,
+        extra="forbid",
+        env_prefix=ENV_PREFIX,
+        env_nested_delimiter="_",
+        env_nested_max_split=1,
+        env_parse_none_str="none",
+        env_ignore_empty=True,
+    )
+
+    host: str = Field("127.0.0.1", min_length=1, description="Address to listen on; 0.0.0.0 for all")
+    port: int = Field(8000, ge=0, le=65_535, description="Port to listen on; 0: any free one")
+    model: str = Field("smollm2", min_length=1, description="Model family; null: echoes, needs no model")
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="Where the model runs")
+    cache_dir: Path = Field(Path("~/.cache/metronome"), description="Where prepared models are kept")
+    threads: int | None = Field(None, ge=1, le=1024, description="CPU threads of the model; none: all cores")
+    max_sessions: int = Field(64, ge=1, le=4096, description="Hard limit of sessions, whatever is measured")
+    close_s: float = Field(5.0, ge=0.1, le=60, description="How long a closing handshake may take")
+    drain_s: float = Field(30.0, ge=0, le=3600, description="How long sessions may go on after SIGTERM")
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least level logged")
+    engine: EngineSettings = EngineSettings()
+    tick: TickSettings = TickSettings()
+    session: SessionSettings = SessionSettings()
+    aimd: AimdSettings = AimdSettings()
+    vad: VadSettings = VadSettings()
+
+    def aimd_config(self, budget_s: float, target_fraction: float) -> AimdConfig:
+        """The limit's configuration; budget and target are the family's, and used where no option says else.
+
+        `max_sessions` bounds the whole range: with `--max-sessions 2` the cap starts and ends at 2 at most.
+        """
+        chosen = self.aimd.model_dump(exclude={"initial", "minimum", "target_fraction"})
+        initial = min(max(self.aimd.initial, self.aimd.minimum), self.max_sessions)
+        return AimdConfig(
+            budget_s=budget_s,
+            target_fraction=self.aimd.target_fraction or target_fraction,
+            initial=initial,
+            minimum=min(self.aimd.minimum, initial),
+            maximum=self.max_sessions,
+            **chosen,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One leaf of the tree, as help and errors show it."""
+
+    path: tuple[str, ...]
+    info: FieldInfo
+
+    @property
+    def flag(self) -> str:
+        return "--" + "-".join(self.path).replace("_", "-")
+
+    @property
+    def env(self) -> str:
+        return ENV_PREFIX + "_".join(self.path).upper()
+
+    @property
+    def is_bool(self) -> bool:
+        return bool in (self.info.annotation, *get_args(self.info.annotation))
+
+    @property
+    def range(self) -> str:
+        """What may be given, for people."""
+        annotation = self.info.annotation
+        may_be_none = type(None) in get_args(annotation)
+        if get_origin(annotation) is Literal:
+            return " | ".join(get_args(annotation))
+        low = high = None
+        for bound in self._bounds():
+            if isinstance(bound, annotated_types.Ge):
+                low = f"{bound.ge}"
+            elif isinstance(bound, annotated_types.Gt):
+                low = f"more than {bound.gt}"
+            elif isinstance(bound, annotated_types.Le):
+                high = f"{bound.le}"
+        what = "true or false" if self.is_bool else "text"
+        if low is not None:
+            what = f"{low} to {high}"
+        return f"{what}, or none" if may_be_none else what
+
+    def _bounds(self) -> Iterator[Any]:
+        """Bounds of the field itself and of an `Annotated` type inside `... | None`."""
+        for item in (*self.info.metadata, *(m for a in get_args(self.info.annotation) for m in get_args(a)[1:])):
+            yield from item.metadata if isinstance(item, FieldInfo) else (item,)
+
+    @property
+    def default(self) -> str:
+        value = self.info.default
+        return "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def options(model: type[BaseModel] = Settings, path: tuple[str, ...] = ()) -> list[Option]:
+    """Every option, in the order they are declared."""
+    found: list[Option] = []
+    for name, info in model.model_fields.items():
+        kind = info.annotation
+        if isinstance(kind, type) and issubclass(kind, _Group):
+            found += options(kind, (*path, name))
+        else:
+            found.append(Option((*path, name), info))
+    return found
+
+
+def load(arguments: Mapping[tuple[str, ...], Any] | None = None) -> Settings:
+    """Settings from the environment, overridden by `arguments` (option path -> value, texts allowed).
+
+    Raises SettingsError, naming every option that is wrong.
+    """
+    _refuse_unknown_variables()
+    tree: dict[str, Any] = {}
+    for path, value in (arguments or {}).items():
+        group = tree
+        for name in path[:-1]:
+            group = group.setdefault(name, {})
+        group[path[-1]] = None if isinstance(value, str) and value.lower() == "none" else value
+    try:
+        return Settings(**tree)
+    except ValidationError as error:
+        raise SettingsError("\n".join(_explain(item) for item in error.errors())) from None
+
+
+def resolve(
+    settings: Settings, has_cuda: Callable[[], bool] | None = None, num_cores: int | None = None
+) -> Settings:
+    """A new object in which what "auto" and none leave to the machine is decided."""
+    device = settings.device
+    if device == "auto":
+        device = "cuda" if (has_cuda or machine_has_cuda)() else "cpu"
+    engine = settings.engine
+    on_cpu = device == "cpu"
+    engine = engine.model_copy(
+        update={
+            "eager": on_cpu if engine.eager is None else engine.eager,
+            "kv_cache_gib": 2.0 if on_cpu and engine.kv_cache_gib is None else engine.kv_cache_gib,
+        }
+    )
+    threads = settings.threads or num_cores or len(os.sched_getaffinity(0))
+    cache_dir = settings.cache_dir.expanduser().absolute()
+    return settings.model_copy(
+        update={"device": device, "engine": engine, "threads": threads, "cache_dir": cache_dir}
+    )
+
+
+def machine_has_cuda() -> bool:
+    """A GPU and the vLLM that can use it; found without importing torch, which takes seconds."""
+    try:
+        importlib.metadata.version("vllm")
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return Path("/dev/nvidiactl").exists()
+
+
+def _refuse_unknown_variables() -> None:
+    known = {option.env for option in options()}
+    lines = []
+    for name in sorted(os.environ):
+        upper = name.upper()
+        if not upper.startswith(ENV_PREFIX) or upper.startswith(OTHER_ENV_PREFIXES) or upper in known:
+            continue
+        nearest = difflib.get_close_matches(upper, known, n=1, cutoff=0.0)[0]
+        lines.append(f"{name}: no such option; the nearest is {nearest}")
+    if lines:
+        raise SettingsError("\n".join(lines))
+
+
+def _explain(error: Any) -> str:
+    path = tuple(str(part) for part in error["loc"])
+    for option in options():
+        if option.path == path[: len(option.path)]:
+            given = error["input"]
+            return f"{option.flag} ({option.env}): must be {option.range}; got {given!r}"
+    if error["type"] == "value_error":
+        return str(error["ctx"]["error"])
+    return f"{'.'.join(path)}: {error['msg']}"
