@@ -11,7 +11,7 @@ MIN_RATE = 8_000
 MAX_RATE = 48_000
 
 _MAX_BLOCK = 48_000
-"""Samples handed to soxr at once: its buffers grow with the largest call and are then kept for the session."""
+"""Samples handed to soxr at once: its buffers grow with the largest call and are kept as long as it is."""
 
 
 class PcmDecoder:

@@ -37,7 +37,7 @@ _TENSOR_NAMES = {
 def convert(gguf_file: Path, out_dir: Path, on_tensor: Callable[[int, int], None] | None = None) -> None:
     """Write config, weights and tokenizer of `gguf_file` into `out_dir`, which must exist.
 
-    `on_tensor(done, total)` follows the work. Raises ValueError for a file that is not what is understood here.
+    `on_tensor(done, total)` follows the work. Raises ValueError for a file that is not understood.
     """
     from gguf import GGUFReader  # only needed once, at preparation
 
