@@ -156,7 +156,7 @@ class Gate:
         return Refusal("at_capacity", reason, message, retry_ms)
 
     def _refuse_for_phase(self) -> Refusal:
-        messages: dict[Phase, tuple[RefusalCode, str]] = {
+        messages: dict[Phase, tuple[Literal["starting", "draining", "engine_failed"], str]] = {
             Phase.STARTING: ("starting", "The server is still starting. Please try again shortly."),
             Phase.DRAINING: ("draining", "The server is shutting down. Please connect to another one."),
             Phase.FAILED: ("engine_failed", "The server's engine has failed. Please try again later."),

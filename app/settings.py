@@ -38,36 +38,51 @@ class _Group(BaseModel):
 
 class EngineSettings(_Group):
     kv_cache_gib: float | None = Field(
-        None, gt=0, le=1024, description="Memory of the KV cache in GiB; none: 2 on a CPU, what a GPU has left"
+        default=None,
+        gt=0,
+        le=1024,
+        description="GiB of KV cache; none: 2 on a CPU, what is left on a GPU",
     )
     max_session_tokens: int | None = Field(
-        None, ge=256, le=1_048_576, description="Tokens one session may hold; none: as the model was trained"
+        default=None,
+        ge=256,
+        le=1_048_576,
+        description="Tokens one session may hold; none: as the model was trained",
     )
-    max_batch_tokens: int = Field(2048, ge=64, le=131_072, description="Tokens of one engine step")
-    eager: bool | None = Field(None, description="Run without compiling; none: yes on a CPU, no on a GPU")
+    max_batch_tokens: int = Field(default=2048, ge=64, le=131_072, description="Tokens of one engine step")
+    eager: bool | None = Field(
+        default=None, description="Run without compiling; none: yes on a CPU, no on a GPU"
+    )
 
 
 class TickSettings(_Group):
     budget_ms: int | None = Field(
-        None, ge=20, le=60_000, description="Frame budget B; none: the model family's"
+        default=None, ge=20, le=60_000, description="Frame budget B; none: the model family's"
     )
-    slots: int = Field(8, ge=1, le=100, description="Slots that B is cut into; each makes one batch")
+    slots: int = Field(default=8, ge=1, le=100, description="Slots that B is cut into; each makes one batch")
 
 
 class SessionSettings(_Group):
-    max_tokens: int = Field(256, ge=1, le=65_536, description="Tokens of one answer unless the client asks")
-    max_tokens_ceiling: int = Field(1024, ge=1, le=65_536, description="Most tokens a client may ask for")
+    max_tokens: int = Field(
+        default=256, ge=1, le=65_536, description="Tokens of one answer unless the client asks"
+    )
+    max_tokens_ceiling: int = Field(
+        default=1024, ge=1, le=65_536, description="Most tokens a client may ask for"
+    )
     max_message_bytes: int = Field(
-        1 << 20, ge=1024, le=1 << 26, description="Longest WebSocket message; a longer one closes with 1009"
+        default=1 << 20,
+        ge=1024,
+        le=1 << 26,
+        description="Longest WebSocket message; a longer one closes with 1009",
     )
     backlog_budgets: float = Field(
-        2.0, ge=1, le=100, description="Waiting audio kept, in budgets; older audio is dropped"
+        default=2.0, ge=1, le=100, description="Waiting audio kept, in budgets; older audio is dropped"
     )
     idle_limit_s: float = Field(
-        300.0, ge=1, le=86_400, description="A session that sends nothing for so long is closed"
+        default=300.0, ge=1, le=86_400, description="A session that sends nothing for so long is closed"
     )
     max_age_s: float | None = Field(
-        None, ge=1, le=2_592_000, description="Longest life of a session; none: endless"
+        default=None, ge=1, le=2_592_000, description="Longest life of a session; none: endless"
     )
 
     @model_validator(mode="after")
@@ -81,31 +96,39 @@ class SessionSettings(_Group):
 
 
 class AimdSettings(_Group):
-    initial: int = Field(8, ge=1, le=4096, description="Sessions admitted before anything was measured")
-    minimum: int = Field(1, ge=1, le=4096, description="The cap never falls below")
-    target_fraction: Fraction | None = Field(
-        None, description="Part of B that the median lateness stays under; none: the model family's"
+    initial: int = Field(
+        default=8, ge=1, le=4096, description="Sessions admitted before anything was measured"
     )
-    increase: float = Field(1.0, gt=0, le=100, description="Sessions added per healthy window")
-    decrease: float = Field(0.9, ge=0.1, le=0.99, description="The cap's factor on overload")
-    used_fraction: Fraction = Field(0.9, description="The cap grows only when used to this part")
-    miss_fraction: float = Field(0.05, ge=0, le=1, description="More misses than this part are an overload")
+    minimum: int = Field(default=1, ge=1, le=4096, description="The cap never falls below")
+    target_fraction: Fraction | None = Field(
+        default=None, description="Part of B that the median lateness stays under; none: the model family's"
+    )
+    increase: float = Field(default=1.0, gt=0, le=100, description="Sessions added per healthy window")
+    decrease: float = Field(default=0.9, ge=0.1, le=0.99, description="The cap's factor on overload")
+    used_fraction: Fraction = Field(default=0.9, description="The cap grows only when used to this part")
+    miss_fraction: float = Field(
+        default=0.05, ge=0, le=1, description="More misses than this part are an overload"
+    )
     max_surge: float = Field(
-        4.0, ge=1, le=100, description="How many times today's busy sessions might speak at once"
+        default=4.0, ge=1, le=100, description="How many times today's busy sessions might speak at once"
     )
     window_s: float | None = Field(
-        None, ge=0.1, le=600, description="Control window; none: 3 budgets, at least 3 s"
+        default=None, ge=0.1, le=600, description="Control window; none: 3 budgets, at least 3 s"
     )
     cooldown_s: float | None = Field(
-        None, ge=0, le=600, description="Pause after a cut; none: one control window"
+        default=None, ge=0, le=600, description="Pause after a cut; none: one control window"
     )
-    min_samples: int = Field(8, ge=1, le=100_000, description="Samples a control window needs")
+    min_samples: int = Field(default=8, ge=1, le=100_000, description="Samples a control window needs")
 
 
 class VadSettings(_Group):
-    threshold: float = Field(0.5, ge=0.05, le=0.95, description="Speech probability that counts as speech")
-    min_speech_ms: int = Field(100, ge=30, le=2000, description="Speech shorter than this starts no turn")
-    silence_ms: int = Field(500, ge=100, le=5000, description="Silence that ends the user's turn")
+    threshold: float = Field(
+        default=0.5, ge=0.05, le=0.95, description="Speech probability that counts as speech"
+    )
+    min_speech_ms: int = Field(
+        default=100, ge=30, le=2000, description="Speech shorter than this starts no turn"
+    )
+    silence_ms: int = Field(default=500, ge=100, le=5000, description="Silence that ends the user's turn")
 
 
 class Settings(BaseSettings):
@@ -119,16 +142,26 @@ class Settings(BaseSettings):
         env_ignore_empty=True,
     )
 
-    host: str = Field("127.0.0.1", min_length=1, description="Address to listen on; 0.0.0.0 for all")
-    port: int = Field(8000, ge=0, le=65_535, description="Port to listen on; 0: any free one")
-    model: str = Field("smollm2", min_length=1, description="Model family; null: echoes, needs no model")
-    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="Where the model runs")
-    cache_dir: Path = Field(Path("~/.cache/metronome"), description="Where prepared models are kept")
-    threads: int | None = Field(None, ge=1, le=1024, description="CPU threads of the model; none: all cores")
-    max_sessions: int = Field(64, ge=1, le=4096, description="Hard limit of sessions, whatever is measured")
-    close_s: float = Field(5.0, ge=0.1, le=60, description="How long a closing handshake may take")
-    drain_s: float = Field(30.0, ge=0, le=3600, description="How long sessions may go on after SIGTERM")
-    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least level logged")
+    host: str = Field(default="127.0.0.1", min_length=1, description="Address to listen on; 0.0.0.0 for all")
+    port: int = Field(default=8000, ge=0, le=65_535, description="Port to listen on; 0: any free one")
+    model: str = Field(
+        default="smollm2", min_length=1, description="Model family; null: echoes, needs no model"
+    )
+    device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="Where the model runs")
+    cache_dir: Path = Field(default=Path("~/.cache/metronome"), description="Where prepared models are kept")
+    threads: int | None = Field(
+        default=None, ge=1, le=1024, description="CPU threads of the model; none: all cores"
+    )
+    max_sessions: int = Field(
+        default=64, ge=1, le=4096, description="Hard limit of sessions, whatever is measured"
+    )
+    close_s: float = Field(default=5.0, ge=0.1, le=60, description="How long a closing handshake may take")
+    drain_s: float = Field(
+        default=30.0, ge=0, le=3600, description="How long sessions may go on after SIGTERM"
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        default="info", description="Least level logged"
+    )
     engine: EngineSettings = EngineSettings()
     tick: TickSettings = TickSettings()
     session: SessionSettings = SessionSettings()
@@ -193,7 +226,8 @@ class Option:
 
     def _bounds(self) -> Iterator[Any]:
         """Bounds of the field itself and of an `Annotated` type inside `... | None`."""
-        for item in (*self.info.metadata, *(m for a in get_args(self.info.annotation) for m in get_args(a)[1:])):
+        inner = (bound for kind in get_args(self.info.annotation) for bound in get_args(kind)[1:])
+        for item in (*self.info.metadata, *inner):
             yield from item.metadata if isinstance(item, FieldInfo) else (item,)
 
     @property

@@ -106,8 +106,8 @@ class AimdLimit:
     def on_tick(self, now_s: float, lateness_s: Sequence[float], num_misses: int, in_flight: int) -> int:
         """Take in one tick, give the whole cap.
 
-        `lateness_s` has one entry per session that had work in this tick, open ones by their age. `num_misses`
-        counts those among them that were not done when due again. `in_flight` counts permits, silent sessions
+        `lateness_s` has one entry per session that had work in this tick, open ones by their age.
+        `num_misses` counts those among them that were not done when due again. `in_flight` counts permits, silent sessions
         included. Times must not run backwards.
         """
         if lateness_s:

@@ -159,7 +159,9 @@ class NullCore:
         said, state.answer = tuple(state.answer[:count]), state.answer[count:]
         state.num_decoded += len(said)
         state.num_tokens += len(said)
-        if len(said) < count:  # nothing left: the next token is the stop, which puts the last one in the cache
+        if (
+            len(said) < count
+        ):  # nothing left: the next token is the stop, which puts the last one in the cache
             state.last_token = None
             return said, Finish.STOP
         state.last_token = said[-1]
@@ -174,7 +176,7 @@ class NullCore:
 
 
 class NullEngine:
-    """`NullCore` on a thread, one step each `step_s` while there is work. Keeps `engine.Engine`'s promises."""
+    """`NullCore` on a thread, one step each `step_s` while there is work; keeps `Engine`'s promises."""
 
     def __init__(
         self, limits: EngineLimits = DEFAULT_LIMITS, step_s: float = 0.0, tokens_per_step: int = 4

@@ -1,0 +1,331 @@
+"""`metronome talk`: a client that speaks recordings, or the microphone, at real time and prints the answers.
+
+The speaking side sends 20 ms chunks on a schedule and goes on with silence until the turn is answered, as a
+real microphone would; the listening side reads events. They share one `Turns`, which knows no I/O.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+from urllib.parse import urlencode
+
+import numpy as np
+import numpy.typing as npt
+import websockets
+from rich.console import Console
+from rich.markup import escape
+from websockets.asyncio.client import ClientConnection, connect
+
+CHUNK_MS = 20
+MIN_RATE, MAX_RATE = 8_000, 48_000  # what the server accepts
+MIC_RATE = 48_000
+TURNS = ("server_vad", "manual")
+ANSWERED, FAILED, REFUSED = 0, 1, 3
+"""Exit statuses."""
+
+Samples = npt.NDArray[np.int16]
+
+
+class TalkError(Exception):
+    """Ends the talk with a sentence for the person at the terminal."""
+
+
+@dataclass(frozen=True, slots=True)
+class TalkOptions:
+    url: str
+    turn: str = "server_vad"
+    instructions: str | None = None
+    max_tokens: int | None = None
+    wait_s: float = 60.0  # for an answer, from the recording's end
+
+
+class Printer(Protocol):
+    def event(self, event: dict[str, Any]) -> None: ...
+
+    def problem(self, message: str) -> None: ...
+
+
+class JsonPrinter:
+    """Each event as one line, as it came."""
+
+    def event(self, event: dict[str, Any]) -> None:
+        print(json.dumps(event, ensure_ascii=False), flush=True)
+
+    def problem(self, message: str) -> None:
+        print(f"metronome: {message}", file=sys.stderr)
+
+
+class TextPrinter:
+    """For people: the transcript, the answer as it streams, what went wrong."""
+
+    def __init__(self, verbose: bool = False, console: Console | None = None) -> None:
+        self._verbose = verbose
+        self._console = console or Console(highlight=False, soft_wrap=True)
+
+    def event(self, event: dict[str, Any]) -> None:
+        show = self._console.print
+        match event.get("type"):
+            case "session.created":
+                show(
+                    f"[dim]session {event.get('id')}: {event.get('model')}, "
+                    f"{event.get('sample_rate')} Hz, budget {event.get('budget_ms')} ms[/dim]"
+                )
+            case "input.transcript":
+                show(f"[cyan]you:[/cyan] {escape(str(event.get('text', '')))}")
+            case "response.created":
+                show("[green]answer:[/green] ", end="")
+            case "response.text.delta":
+                show(escape(str(event.get("delta", ""))), end="")
+            case "response.done":
+                reason = event.get("reason")
+                show("" if reason == "stop" else f" [dim]({reason})[/dim]")
+            case "warning":
+                show(f"[yellow]warning:[/yellow] {escape(str(event.get('message')))}")
+            case "tick" if self._verbose:
+                show(
+                    f"[dim]tick {event.get('seq')}: {event.get('audio_ms')} ms of audio, "
+                    f"{event.get('lateness_ms')} ms late, {event.get('tokens')} tokens, "
+                    f"{event.get('kv_tokens')} in the cache[/dim]"
+                )
+
+    def problem(self, message: str) -> None:
+        Console(stderr=True, soft_wrap=True).print(f"[red]metronome:[/red] {escape(message)}")
+
+
+class Turns:
+    """What the events say about the turn: whether its answer has ended, and how the session did."""
+
+    def __init__(self) -> None:
+        self.changed = asyncio.Event()
+        self.num_answers = 0
+        self.error: dict[str, Any] | None = None  # the last error event
+        self._is_speaking = False
+        self._is_owed = False  # speech ended, its answer has not
+        self._is_answering = False
+
+    def on_event(self, event: dict[str, Any]) -> None:
+        match event.get("type"):
+            case "speech.started":
+                self._is_speaking = True
+            case "speech.stopped":
+                self._is_speaking, self._is_owed = False, True
+            case "response.created":
+                self._is_answering = True
+            case "response.done":
+                self._is_answering = self._is_owed = False
+                self.num_answers += 1
+            case "error":
+                self.error = event
+        self.changed.set()
+
+    def is_answered(self, num_before: int) -> bool:
+        """All that was said since then has been answered. A pause in a recording may give several answers."""
+        is_open = self._is_speaking or self._is_owed or self._is_answering
+        return self.num_answers > num_before and not is_open
+
+
+def read_recording(path: Path) -> tuple[Samples, int]:
+    """Mono samples at the file's own rate, or at the nearest one the server takes."""
+    import soundfile
+
+    try:
+        audio, rate = soundfile.read(path, dtype="float32", always_2d=True)
+    except (OSError, soundfile.SoundFileError) as error:
+        raise TalkError(f"cannot read {path}: {error}") from None
+    if len(audio) == 0:
+        raise TalkError(f"cannot read {path}: it holds no audio")
+    mono = audio.mean(axis=1)
+    if not MIN_RATE <= rate <= MAX_RATE:
+        import soxr
+
+        wanted = min(max(rate, MIN_RATE), MAX_RATE)
+        mono, rate = soxr.resample(mono, rate, wanted), wanted
+    return np.clip(np.rint(mono * 32767), -32768, 32767).astype(np.int16), rate
+
+
+def chunks(samples: Samples, rate: int) -> list[bytes]:
+    """20 ms each (where the rate does not divide, nearly); the last may be shorter."""
+    size = max(1, rate * CHUNK_MS // 1000)
+    return [samples[i : i + size].astype("<i2").tobytes() for i in range(0, len(samples), size)]
+
+
+Sleep = Callable[[float], Awaitable[None]]
+
+
+class Speaker:
+    """Sends chunks when they are due. Due times are absolute, so that delays do not add up."""
+
+    def __init__(self, socket: ClientConnection, rate: int, sleep: Sleep) -> None:
+        self._socket = socket
+        self._sleep = sleep
+        self._due_s: float | None = None
+        self._chunk_s = max(1, rate * CHUNK_MS // 1000) / rate
+        self.silence = bytes(2 * max(1, rate * CHUNK_MS // 1000))
+
+    async def send(self, chunk: bytes) -> None:
+        now_s = time.monotonic()
+        self._due_s = now_s if self._due_s is None else self._due_s + self._chunk_s
+        await self._sleep(max(0.0, self._due_s - now_s))
+        await self._socket.send(chunk)
+
+    def restart(self) -> None:
+        """After a pause: the next chunk is due at once."""
+        self._due_s = None
+
+
+async def speak_turn(
+    socket: ClientConnection, speaker: Speaker, turns: Turns, recording: Sequence[bytes], options: TalkOptions
+) -> None:
+    """One recording, then silence (server_vad) or a commit (manual), until it is answered."""
+    before = turns.num_answers
+    for chunk in recording:
+        await speaker.send(chunk)
+    if options.turn == "manual":
+        await socket.send(json.dumps({"type": "input.commit"}))
+
+    async def answered() -> None:
+        while turns.error is None and not turns.is_answered(before):
+            if options.turn == "server_vad":
+                await speaker.send(speaker.silence)
+            else:
+                turns.changed.clear()
+                await turns.changed.wait()
+
+    try:
+        async with asyncio.timeout(options.wait_s):
+            await answered()
+    except TimeoutError:
+        raise TalkError(f"no answer within {options.wait_s:g} s of the end of the recording") from None
+    speaker.restart()
+
+
+async def listen(socket: ClientConnection, turns: Turns, printer: Printer) -> None:
+    """Print and note events until the server closes. Binary messages (spoken answers) are passed over."""
+    with contextlib.suppress(websockets.ConnectionClosed):
+        async for message in socket:
+            if isinstance(message, str):
+                event = json.loads(message)
+                printer.event(event)
+                turns.on_event(event)
+
+
+async def microphone(rate: int) -> AsyncIterator[bytes]:
+    """20 ms chunks as they are captured; when the network stalls for over 5 s the oldest are dropped."""
+    try:
+        import sounddevice  # pyright: ignore[reportMissingImports]
+    except (ImportError, OSError) as error:
+        raise TalkError(
+            f"no microphone support ({error}): pip install sounddevice; "
+            "on Linux also apt-get install libportaudio2"
+        ) from None
+    loop = asyncio.get_running_loop()
+    captured: asyncio.Queue[bytes] = asyncio.Queue(maxsize=250)
+
+    def keep(chunk: bytes) -> None:
+        if captured.full():
+            captured.get_nowait()
+        captured.put_nowait(chunk)
+
+    def on_audio(data: Any, num_frames: int, when: Any, status: Any) -> None:
+        loop.call_soon_threadsafe(keep, bytes(data))
+
+    size = rate * CHUNK_MS // 1000
+    try:
+        stream = sounddevice.RawInputStream(
+            samplerate=rate, blocksize=size, channels=1, dtype="int16", callback=on_audio
+        )
+    except sounddevice.PortAudioError as error:
+        raise TalkError(f"the microphone cannot be opened: {error}") from None
+    with stream:
+        while True:
+            yield await captured.get()
+
+
+async def converse(
+    options: TalkOptions, files: Sequence[Path], printer: Printer, sleep: Sleep = asyncio.sleep
+) -> int:
+    """One session: each file a turn, or the microphone where there are none. Gives the exit status."""
+    recordings = [read_recording(path) for path in files]
+    rate = recordings[0][1] if recordings else MIC_RATE
+    query: dict[str, Any] = {"sample_rate": rate, "turn": options.turn}
+    if options.max_tokens is not None:
+        query["max_tokens"] = options.max_tokens
+    turns = Turns()
+    separator = "&" if "?" in options.url else "?"
+    async with connect(f"{options.url}{separator}{urlencode(query)}", max_size=1 << 24) as socket:
+        listening = asyncio.create_task(listen(socket, turns, printer))
+        speaking = asyncio.create_task(_speak(socket, turns, recordings, rate, options, sleep))
+        try:
+            await asyncio.wait({listening, speaking}, return_when=asyncio.FIRST_COMPLETED)
+            if speaking.done() and not isinstance(speaking.exception(), websockets.ConnectionClosed):
+                speaking.result()
+            else:
+                await listening  # the server closed; what it said last is why
+        finally:
+            for task in (listening, speaking):
+                task.cancel()
+            await asyncio.gather(listening, speaking, return_exceptions=True)
+    return _status(
+        turns, socket, printer, is_finished=not speaking.cancelled() and speaking.exception() is None
+    )
+
+
+async def _speak(
+    socket: ClientConnection,
+    turns: Turns,
+    recordings: Sequence[tuple[Samples, int]],
+    rate: int,
+    options: TalkOptions,
+    sleep: Sleep,
+) -> None:
+    if options.instructions is not None:
+        await socket.send(json.dumps({"type": "session.update", "instructions": options.instructions}))
+    if not recordings:
+        async for chunk in microphone(rate):
+            await socket.send(chunk)
+    speaker = Speaker(socket, rate, sleep)
+    for samples, own_rate in recordings:
+        if own_rate != rate:  # a session has one rate: the first recording's
+            import soxr
+
+            samples = soxr.resample(samples, own_rate, rate)
+        await speak_turn(socket, speaker, turns, chunks(samples, rate), options)
+
+
+def _status(turns: Turns, socket: ClientConnection, printer: Printer, is_finished: bool) -> int:
+    error = turns.error
+    if error is not None and error.get("status") == 503:
+        retry_ms = error.get("retry_after_ms")
+        hint = "" if retry_ms is None else f" (retry after {retry_ms / 1000:.1f} s)"
+        printer.problem(f"refused: {error.get('message')}{hint}")
+        return REFUSED if error.get("code") == "at_capacity" else FAILED
+    if error is not None:
+        printer.problem(f"{error.get('code')}: {error.get('message')}")
+        return FAILED
+    if is_finished:
+        return ANSWERED
+    printer.problem(
+        f"the server closed the session: {socket.close_code} {socket.close_reason or ''}".rstrip()
+    )
+    return FAILED
+
+
+def main(options: TalkOptions, files: Sequence[Path], printer: Printer) -> int:
+    """Run `converse`, with every expected failure as one sentence and a status."""
+    try:
+        return asyncio.run(converse(options, files, printer))
+    except KeyboardInterrupt:
+        return ANSWERED
+    except TalkError as error:
+        printer.problem(str(error))
+    except (OSError, websockets.WebSocketException, TimeoutError) as error:
+        printer.problem(f"cannot talk to {options.url}: {error}")
+    return FAILED
