@@ -116,7 +116,7 @@ class AimdSettings(_Group):
         default=None, ge=0.1, le=600, description="Control window; none: 3 budgets, at least 3 s"
     )
     cooldown_s: float | None = Field(
-        default=None, ge=0, le=600, description="Pause after a cut; none: one control window"
+        default=None, ge=0, le=600, description="Pause after a cut; none: two control windows"
     )
     min_samples: int = Field(default=8, ge=1, le=100_000, description="Samples a control window needs")
 

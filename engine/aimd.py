@@ -15,7 +15,7 @@ that all of them could speak at once, lateness growing in proportion (batching m
 is taken as `max_surge` at most, since not everybody does. A cut looks at the plain p50 only.
 
 One spike lies in one window and is a minority of its samples, so the median hides it; a stall that is not
-moves the cap by one step. Reaching the maximum is no reason to cut.
+moves the cap by one step, if it is shorter than the cool-down. Reaching the maximum is no reason to cut.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class AimdConfig:
     miss_fraction: float = 0.05  # more misses than this part of the samples is an overload
     max_surge: float = 4.0  # 1: trust that silent sessions stay silent
     window_s: float | None = None  # None: 3 B, at least 3 s
-    cooldown_s: float | None = None  # None: one window
+    cooldown_s: float | None = None  # None: two windows
     min_samples: int = 8  # a window goes on until it has as many
     recent_s: float = 30.0  # what `recent` looks back on
 
@@ -84,7 +84,7 @@ class AimdLimit:
     def __init__(self, config: AimdConfig) -> None:
         self.config = config
         self.window_s = config.window_s or max(3 * config.budget_s, 3.0)
-        self.cooldown_s = self.window_s if config.cooldown_s is None else config.cooldown_s
+        self.cooldown_s = 2 * self.window_s if config.cooldown_s is None else config.cooldown_s
         self.target_s = config.target_fraction * config.budget_s
         self._cap = float(config.initial)
         self._window: deque[_Tick] = deque(maxlen=self.MAX_TICKS_KEPT)
@@ -107,16 +107,17 @@ class AimdLimit:
         """Take in one tick, give the whole cap.
 
         `lateness_s` has one entry per session that had work in this tick, open ones by their age.
-        `num_misses` counts those among them that were not done when due again. `in_flight` counts permits, silent sessions
-        included. Times must not run backwards.
+        `num_misses` counts those among them that were not done when due again. `in_flight` counts permits,
+        silent sessions included. Times must not run backwards.
         """
-        if lateness_s:
+        if lateness_s or num_misses:
             tick = _Tick(now_s, tuple(lateness_s), num_misses)
             self._recent.append(tick)
             if now_s >= self._ignore_until_s:
                 if self._window_start_s is None:
-                    self._window_start_s = now_s
-                self._window.append(tick)
+                    self._window_start_s = now_s  # the tick that opens a window belongs to the time before
+                else:
+                    self._window.append(tick)
         self._decide(now_s, in_flight)
         return self.whole_cap
 
