@@ -1,0 +1,48 @@
+"""Model families by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from engine.models.family import Family
+from engine.models.prepare import Progress
+
+DEFAULT_FAMILY = "smollm2-whisper"
+
+
+def _smollm2_whisper(cache_dir: Path, progress: Progress | None, threads: int) -> Family:
+    from engine.models import bundles
+    from engine.models.prepare import prepare
+    from engine.models.smollm2_whisper import SmolLM2Whisper
+
+    llm_dir = prepare(bundles.SMOLLM2, cache_dir, progress)
+    whisper_dir = prepare(bundles.WHISPER, cache_dir, progress)
+    return SmolLM2Whisper(llm_dir, whisper_dir, threads=threads)
+
+
+FAMILIES: dict[str, Callable[[Path, Progress | None, int], Family]] = {DEFAULT_FAMILY: _smollm2_whisper}
+
+
+def load_family(
+    name_or_path: str, cache_dir: Path, progress: Progress | None = None, *, threads: int = 2
+) -> Family:
+    """Prepare a family's models in `cache_dir` (the network is used the first time only) and load it.
+
+    `threads` are for what runs on the CPU beside the engine. Raises ValueError for a name that is not known,
+    PrepareError when the models cannot be had.
+    """
+    try:
+        load = FAMILIES[name_or_path]
+    except KeyError:
+        known = ", ".join(sorted(FAMILIES))
+        raise ValueError(f"no model family is called {name_or_path!r}; known: {known}") from None
+    return load(cache_dir, progress, threads)
+
+
+def load_vad_file(cache_dir: Path, progress: Progress | None = None) -> Path:
+    """The model file of `engine.audio.speech.SpeechDetector`, prepared likewise."""
+    from engine.models import bundles
+    from engine.models.prepare import prepare
+
+    return prepare(bundles.VAD, cache_dir, progress) / bundles.VAD_FILE

