@@ -27,9 +27,9 @@ def limits(**changes: int) -> EngineLimits:
     return EngineLimits(**(given | changes))
 
 
-def make(cap: int = 3, clock: Callable[[], float] = lambda: 0.0, **changes: int) -> Gate:
+def make(cap: int = 3, hard: int = 200, clock: Callable[[], float] = lambda: 0.0, **changes: int) -> Gate:
     aimd = AimdLimit(AimdConfig(budget_s=2.0, initial=cap, maximum=200))
-    gate = Gate(aimd, changes.pop("hard", 200), clock, Middle())
+    gate = Gate(aimd, hard, clock, Middle())
     gate.open(limits(**changes))
     return gate
 
@@ -56,7 +56,8 @@ def refused(gate: Gate) -> Refusal:
     ],
 )
 def test_three_fit_by_each_bound_and_the_fourth_is_told_why(changes: dict[str, int], reason: str):
-    gate = make(**changes)
+    bounds = {"cap": 3, "hard": 200} | changes
+    gate = make(bounds.pop("cap"), bounds.pop("hard"), lambda: 0.0, **bounds)
     for _ in range(3):
         enter(gate)
     refusal = refused(gate)

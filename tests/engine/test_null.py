@@ -1,7 +1,7 @@
 """The null engine keeps the seam's promises: the core step by step, the thread by waiting for its results."""
 
 import queue
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -146,7 +146,11 @@ class Running:
         self.results: queue.Queue[Result] = queue.Queue()
         self.failures: queue.Queue[EngineError] = queue.Queue()
         self.engine = NullEngine(**kwargs)
-        self.engine.start(lambda batch: [self.results.put(r) for r in batch] and None, self.failures.put)
+        self.engine.start(self.on_results, self.failures.put)
+
+    def on_results(self, batch: Sequence[Result]) -> None:
+        for result in batch:
+            self.results.put(result)
 
     def finish(self, session: str = "a") -> list[Result]:
         """This session's results up to its finish."""
