@@ -1,4 +1,4 @@
-"""Does the audio's rate contradict what the client declared? A wrong rate makes every word useless, silently."""
+"""Does the audio's rate contradict what the client declared? A wrong one spoils every word, silently."""
 
 from __future__ import annotations
 

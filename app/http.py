@@ -1,0 +1,107 @@
+"""`/health` and `/capacity`: for people with curl, and for balancers."""
+
+from __future__ import annotations
+
+import math
+import time
+
+from fastapi import APIRouter, Request, Response
+from pydantic import BaseModel
+
+from app.service import Service
+from engine.conductor import Phase
+
+router = APIRouter()
+
+
+class Health(BaseModel):
+    status: Phase
+    model: str
+    uptime_s: float
+
+
+class Lateness(BaseModel):
+    """Of the last half minute; null where nobody had work."""
+
+    p50_ms: float | None
+    p99_ms: float | None
+    samples: int
+
+
+class KvCache(BaseModel):
+    blocks_used: int
+    blocks_total: int
+    used_fraction: float
+
+
+class Capacity(BaseModel):
+    """Being full is not being down: free 0 is an ordinary answer."""
+
+    status: Phase
+    model: str
+    cap: int  # sessions that may be in flight now
+    active: int
+    free: int
+    budget_ms: int
+    target_ms: int  # the median lateness that admission stays under
+    lateness: Lateness
+    kv_cache: KvCache | None  # null while no engine runs
+    misses: int  # ticks that were still running when their session was due again
+    admitted: int
+    refused: dict[str, int]  # by reason
+    uptime_s: float
+
+
+def _service(request: Request) -> Service:
+    return request.app.state.service
+
+
+@router.get("/health", responses={503: {"model": Health}})
+async def health(request: Request, response: Response) -> Health:
+    """200 when sessions can be opened, even if all places are taken; 503 otherwise."""
+    service = _service(request)
+    phase = service.conductor.phase
+    response.status_code = 200 if phase is Phase.READY else 503
+    return Health(status=phase, model=service.family.info.name, uptime_s=_uptime(service))
+
+
+@router.get("/capacity", responses={503: {"model": Capacity}})
+async def capacity(request: Request, response: Response, require: int = 0) -> Capacity:
+    """`?require=N` answers 503 with Retry-After unless N more sessions would be admitted."""
+    service = _service(request)
+    gate = service.gate
+    if gate.free < require:
+        response.status_code = 503
+        response.headers["Retry-After"] = str(math.ceil(gate.retry_after_ms() / 1000))
+    recent = service.limit.recent(time.monotonic())
+    return Capacity(
+        status=service.conductor.phase,
+        model=service.family.info.name,
+        cap=gate.cap,
+        active=gate.in_flight,
+        free=gate.free,
+        budget_ms=round(1000 * service.budget_s),
+        target_ms=round(1000 * service.limit.target_s),
+        lateness=Lateness(p50_ms=_ms(recent.p50_s), p99_ms=_ms(recent.p99_s), samples=recent.num_samples),
+        kv_cache=_kv_cache(service),
+        misses=service.num_misses,
+        admitted=gate.num_admitted,
+        refused=dict(gate.refused),
+        uptime_s=_uptime(service),
+    )
+
+
+def _kv_cache(service: Service) -> KvCache | None:
+    engine = service.conductor.engine
+    if engine is None:
+        return None
+    used, total = engine.stats().kv_blocks_used, engine.limits.num_kv_blocks
+    return KvCache(blocks_used=used, blocks_total=total, used_fraction=round(used / total, 4))
+
+
+def _ms(seconds: float | None) -> float | None:
+    return None if seconds is None else round(1000 * seconds, 1)
+
+
+def _uptime(service: Service) -> float:
+    return round(time.monotonic() - service.started_at, 1)

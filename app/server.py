@@ -1,0 +1,180 @@
+"""Builds the application and runs it: load, rehearse with a synthetic session, serve, drain, stop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
+from types import FrameType
+
+import uvicorn
+from fastapi import FastAPI
+from rich.progress import Progress as RichProgress
+from rich.progress import TaskID
+
+from app import http, stream
+from app.connection import Connection
+from app.service import Service, build
+from app.settings import Settings, resolve
+from engine.audio.speech import SpeechDetector
+from engine.conductor import Phase
+from engine.models import load_family, load_vad_file
+from engine.models.null import NullFamily
+from engine.models.prepare import PrepareError, Progress
+from engine.null import NullEngine
+from engine.rehearsal import rehearse
+
+log = logging.getLogger(__name__)
+
+MakeService = Callable[[], Service]
+
+
+def make_app(make_service: MakeService) -> FastAPI:
+    """The application over a service that is built on its event loop."""
+
+    @contextlib.asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        service = app.state.service = make_service()
+        # Sockets and /health answer while the model loads: a balancer must see "starting", not a closed port.
+        task = asyncio.create_task(_live(service))
+        try:
+            yield
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            await service.conductor.close()
+
+    app = FastAPI(title="Metronome", lifespan=lifespan, docs_url=None, redoc_url=None)
+    app.include_router(http.router)
+    app.include_router(stream.router)
+    return app
+
+
+async def _live(service: Service) -> None:
+    """Start, rehearse, beat. When it ends by itself the process must go: nothing would be served any more."""
+    conductor = service.conductor
+    try:
+        await conductor.start()
+        beat = asyncio.create_task(conductor.run())
+        await rehearse(conductor, service.session_config())
+        conductor.phase = Phase.READY
+        log.info("ready")
+        await beat
+    except Exception:
+        log.exception("the server failed")
+    conductor.phase = Phase.FAILED
+    signal.raise_signal(signal.SIGTERM)
+
+
+class Server(uvicorn.Server):
+    """uvicorn, but the first signal drains: sessions may end by themselves until the deadline."""
+
+    def __init__(self, config: uvicorn.Config, app: FastAPI, drain_s: float) -> None:
+        super().__init__(config)
+        self._app = app
+        self._drain_s = drain_s
+        self._draining: asyncio.Task[None] | None = None
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        service: Service | None = getattr(self._app.state, "service", None)
+        if service is None or self._draining is not None or service.conductor.phase is Phase.FAILED:
+            super().handle_exit(sig, frame)
+            return
+        loop = service.conductor.loop
+        loop.call_soon_threadsafe(self._begin_drain, service, sig)
+
+    def _begin_drain(self, service: Service, sig: int) -> None:
+        if self._draining is None:
+            log.info("draining %d sessions, %g s at most", len(service.conductor.scheduler), self._drain_s)
+            self._draining = asyncio.create_task(self._drain(service, sig))
+
+    async def _drain(self, service: Service, sig: int) -> None:
+        await service.conductor.drain(self._drain_s)
+        await asyncio.sleep(0.2)  # the close frames are on their way
+        super().handle_exit(sig, None)
+
+
+def run(settings: Settings) -> None:
+    """Serve until a signal comes or the server fails; exits with status 1 in the second case."""
+    settings = resolve(settings)
+    logging.basicConfig(
+        level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+    try:
+        make_service = prepare(settings)
+    except (PrepareError, ValueError) as error:
+        print(f"metronome: {error}", file=sys.stderr)
+        raise SystemExit(1) from None
+    app = make_app(make_service)
+    config = uvicorn.Config(
+        app,
+        host=settings.host,
+        port=settings.port,
+        log_config=None,
+        access_log=False,
+        ws=Connection,
+        ws_max_size=4 * settings.session.max_message_bytes,  # over it no error event can be sent, only 1009
+        ws_per_message_deflate=False,  # audio does not compress, and each connection would pay for trying
+        ws_ping_interval=20,
+        ws_ping_timeout=60,  # patient: a machine under load must not close healthy sessions
+        timeout_graceful_shutdown=round(settings.close_s) + 1,
+    )
+    server = Server(config, app, settings.drain_s)
+    _print_urls(settings)
+    server.run()
+    if app.state.service.conductor.phase is Phase.FAILED:
+        raise SystemExit(1)
+
+
+def prepare(settings: Settings) -> MakeService:
+    """Everything before the event loop: models on disk, family and detector loaded, the engine described."""
+    with progress_bar() as report:
+        detector = SpeechDetector(load_vad_file(settings.cache_dir, report))
+        if settings.model == "null":
+            return lambda: build(settings, NullFamily(), NullEngine, detector)
+        family = load_family(settings.model, settings.cache_dir, report, threads=settings.threads or 1)
+    from engine.vllm import VllmEngine, VllmSettings, prepare_process  # here: the null model needs no vLLM
+
+    prepare_process(settings.device, settings.threads)
+    kv_cache_gib = settings.engine.kv_cache_gib
+    engine_settings = VllmSettings(
+        device="cuda" if settings.device == "cuda" else "cpu",
+        max_sessions=settings.max_sessions + 1,  # one more for the rehearsal, should the engine be rebuilt
+        max_session_tokens=settings.engine.max_session_tokens,
+        max_batch_tokens=settings.engine.max_batch_tokens,
+        kv_cache_bytes=None if kv_cache_gib is None else round(kv_cache_gib * (1 << 30)),
+        eager=settings.engine.eager,
+    )
+    return lambda: build(
+        settings, family, lambda: VllmEngine(family.engine_recipe(), engine_settings), detector
+    )
+
+
+@contextlib.contextmanager
+def progress_bar() -> Iterator[Progress]:
+    """What is being prepared, on the terminal; nothing where there is nothing to do."""
+    bar = RichProgress(transient=True)
+    tasks: dict[str, TaskID] = {}
+
+    def report(what: str, fraction: float) -> None:
+        if what not in tasks:
+            tasks[what] = bar.add_task(what, total=1.0)
+        bar.update(tasks[what], completed=fraction)
+
+    with bar:
+        yield report
+
+
+def _print_urls(settings: Settings) -> None:
+    host = "127.0.0.1" if settings.host == "0.0.0.0" else settings.host
+    base = f"{host}:{settings.port}"
+    print(
+        f"Metronome serves {settings.model} on {settings.device}\n"
+        f"  sessions  ws://{base}/v1/stream\n"
+        f"  health    http://{base}/health\n"
+        f"  capacity  http://{base}/capacity",
+        flush=True,
+    )

@@ -1,0 +1,93 @@
+"""The parts of a running server, put together once."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from app.gate import Gate
+from app.settings import Settings
+from engine.aimd import AimdLimit
+from engine.audio.endpoint import EndpointerConfig
+from engine.audio.speech import SpeechDetector
+from engine.conductor import Conductor
+from engine.config import SessionConfig
+from engine.engine import Engine
+from engine.models.family import Family
+from engine.scheduler import TickSample, TickScheduler
+
+MAX_BATCH = 16  # sessions that are heard at once
+
+
+@dataclass(slots=True)
+class Service:
+    """What sockets and HTTP handlers reach through `app.state.service`; one per process."""
+
+    settings: Settings
+    family: Family
+    budget_s: float
+    limit: AimdLimit
+    gate: Gate
+    conductor: Conductor
+    session_defaults: SessionConfig
+    started_at: float = field(default_factory=time.monotonic)
+    num_misses: int = 0
+
+    def session_config(self) -> SessionConfig:
+        """What a session gets whose client asks for nothing. Needs a running engine."""
+        engine = self.conductor.engine
+        if engine is None:
+            return self.session_defaults
+        return replace(self.session_defaults, max_session_tokens=engine.limits.max_session_tokens)
+
+    def on_sample(self, sample: TickSample, now: float) -> None:
+        """One slot's tick: the admission limit learns from it."""
+        self.num_misses += sample.num_misses
+        self.limit.on_tick(now, sample.lateness_s, sample.num_misses, self.gate.in_flight)
+
+
+def build(
+    settings: Settings,
+    family: Family,
+    make_engine: Callable[[], Engine],
+    detector: SpeechDetector,
+) -> Service:
+    """Put the parts together; nothing runs yet. Call on the event loop."""
+    info = family.info
+    budget_s = info.budget_s if settings.tick.budget_ms is None else settings.tick.budget_ms / 1000
+    limit = AimdLimit(settings.aimd_config(budget_s, info.target_fraction))
+    conductor = Conductor(
+        family,
+        make_engine,
+        TickScheduler(budget_s, settings.tick.slots, MAX_BATCH),
+        detector,
+        lambda sample, now: service.on_sample(sample, now),
+    )
+    session_defaults = SessionConfig(
+        mode=info.turn_modes[0],
+        instructions="",  # the family's own
+        max_tokens=settings.session.max_tokens,
+        max_tokens_ceiling=settings.session.max_tokens_ceiling,
+        budget_s=budget_s,
+        backlog_limit_s=settings.session.backlog_budgets * budget_s,
+        max_message_bytes=settings.session.max_message_bytes,
+        idle_limit_s=settings.session.idle_limit_s,
+        max_age_s=settings.session.max_age_s,
+        speech=EndpointerConfig(
+            threshold=settings.vad.threshold,
+            release=0.7 * settings.vad.threshold,
+            min_speech_ms=settings.vad.min_speech_ms,
+            stop_silence_ms=settings.vad.silence_ms,
+        ),
+    )
+    service = Service(
+        settings=settings,
+        family=family,
+        budget_s=budget_s,
+        limit=limit,
+        gate=Gate(limit, settings.max_sessions, conductor),
+        conductor=conductor,
+        session_defaults=session_defaults,
+    )
+    return service

@@ -1,0 +1,178 @@
+"""`/v1/stream`: one socket, one session. Reads, calls the session, writes; decides nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+import uuid
+from dataclasses import replace
+
+from fastapi import APIRouter, WebSocket
+from starlette.websockets import WebSocketDisconnect, WebSocketState
+
+from app.gate import Refusal
+from app.outbox import Outbox
+from app.service import Service
+from app.wire import InputCommit, Ping, ResponseCancel, SessionUpdate, UnknownMessage, parse
+from engine.audio.resample import MAX_RATE, MIN_RATE
+from engine.config import SessionConfig
+from engine.errors import Leaving, NotUnderstood, SessionError, SlowReader, TooBig, Unavailable
+from engine.events import Error, Pong
+from engine.outputs import Close
+from engine.session import Session, refused_mode
+from engine.types import TurnMode
+
+log = logging.getLogger(__name__)
+router = APIRouter()
+
+SEND_LIMIT_S = 10.0  # a write that takes longer: the client does not read
+MAX_UNKNOWN_MESSAGES = 20  # then the client is not one of ours
+
+
+@router.websocket("/v1/stream")
+async def stream(socket: WebSocket) -> None:
+    service: Service = socket.app.state.service
+    await socket.accept()
+    try:
+        config = _config_of(socket, service)
+    except SessionError as error:
+        await _close(socket, error)
+        return
+    permit = service.gate.enter()
+    if isinstance(permit, Refusal):
+        await _close(socket, _refused(permit))
+        return
+    with permit:
+        session = Session(uuid.uuid4().hex[:16], service.family, config, time.monotonic())
+        outbox = Outbox()
+        service.conductor.open(session, outbox.put)
+        log.info("session %s opened", session.id)
+        try:
+            await _converse(socket, session, outbox, service)
+        finally:
+            # The engine frees the session before anyone else can be given its permit.
+            service.conductor.end(session)
+            log.info("session %s ended: %d misses", session.id, session.num_misses)
+
+
+async def _converse(socket: WebSocket, session: Session, outbox: Outbox, service: Service) -> None:
+    """Read and write until either side ends."""
+    reader = asyncio.create_task(_read(socket, session, outbox, service))
+    writer = asyncio.create_task(_write(socket, outbox))
+    try:
+        done, _ = await asyncio.wait({reader, writer}, return_when=asyncio.FIRST_COMPLETED)
+        if reader in done and outbox.is_closed:
+            # The close is on its way out: let it.
+            await asyncio.wait({writer}, timeout=SEND_LIMIT_S)
+    finally:
+        for task in (reader, writer):
+            task.cancel()
+        results = await asyncio.gather(reader, writer, return_exceptions=True)
+    for result in results:
+        if isinstance(result, Exception) and not isinstance(result, WebSocketDisconnect):
+            log.error("session %s: %r", session.id, result, exc_info=result)
+
+
+async def _read(socket: WebSocket, session: Session, outbox: Outbox, service: Service) -> None:
+    conductor, limit = service.conductor, session.config.max_message_bytes
+    num_unknown = 0
+    while not outbox.is_closed:
+        message = await socket.receive()
+        if message["type"] == "websocket.disconnect":
+            return
+        now = time.monotonic()
+        data, text = message.get("bytes"), message.get("text")
+        if len(data or text or "") > limit:
+            outbox.put(
+                Close(TooBig(f"A message was larger than {limit} bytes: send audio in smaller pieces."))
+            )
+        elif data is not None:
+            conductor.carry_out(session, session.on_audio(data, now))
+        elif text is not None:
+            try:
+                _on_text(text, session, outbox, service, now)
+            except UnknownMessage as error:
+                num_unknown += 1
+                outbox.put(Error(code="not_understood", status=400, message=str(error)))
+                if num_unknown >= MAX_UNKNOWN_MESSAGES:
+                    outbox.put(Close(NotUnderstood(f"{num_unknown} messages were not understood.")))
+            except SessionError as error:
+                outbox.put(Close(error))
+
+
+def _on_text(text: str, session: Session, outbox: Outbox, service: Service, now: float) -> None:
+    match parse(text):
+        case SessionUpdate(turn=turn, instructions=instructions, max_tokens=max_tokens):
+            outputs = session.on_update(turn, instructions, max_tokens)
+        case InputCommit():
+            outputs = session.on_commit(now)
+        case ResponseCancel():
+            outputs = session.on_cancel()
+        case Ping():
+            outbox.put(Pong())
+            return
+    service.conductor.carry_out(session, outputs)
+
+
+async def _write(socket: WebSocket, outbox: Outbox) -> None:
+    """Write what the session says, until it says that it is over."""
+    while True:
+        item = await outbox.get()
+        if isinstance(item, Close):
+            await _close(socket, item.error)
+            return
+        try:
+            async with asyncio.timeout(SEND_LIMIT_S):
+                await socket.send_text(item.model_dump_json())
+        except TimeoutError:
+            await _close(socket, SlowReader("The client does not read what it is sent."))
+            return
+
+
+async def _close(socket: WebSocket, error: SessionError) -> None:
+    """The error event, then the close frame with code and reason. The peer may be gone, or not reading."""
+    with contextlib.suppress(WebSocketDisconnect, TimeoutError, RuntimeError):
+        async with asyncio.timeout(SEND_LIMIT_S):
+            if socket.application_state is WebSocketState.CONNECTED:
+                await socket.send_text(error.event().model_dump_json())
+                await socket.close(error.close_code, error.close_reason())
+
+
+def _refused(refusal: Refusal) -> SessionError:
+    kind = Leaving if refusal.code == "draining" else Unavailable
+    return kind(refusal.message, code=refusal.code, retry_after_ms=refusal.retry_after_ms)
+
+
+def _config_of(socket: WebSocket, service: Service) -> SessionConfig:
+    """The session's config from the URL's query; raises NotUnderstood with what to change."""
+    defaults = service.session_config()
+    query = socket.query_params
+    config = replace(
+        defaults,
+        sample_rate=_number(query, "sample_rate", defaults.sample_rate, MIN_RATE, MAX_RATE),
+        max_tokens=_number(query, "max_tokens", defaults.max_tokens, 1, defaults.max_tokens_ceiling),
+    )
+    if (wanted := query.get("turn")) is None:
+        return config
+    try:
+        mode = TurnMode(wanted)
+    except ValueError:
+        raise NotUnderstood(f"turn={wanted}: choose one of {', '.join(TurnMode)}.") from None
+    if mode not in service.family.info.turn_modes:
+        raise NotUnderstood(refused_mode(service.family, mode).message)
+    return replace(config, mode=mode)
+
+
+def _number(query, name: str, default: int, low: int, high: int) -> int:
+    text = query.get(name)
+    if text is None:
+        return default
+    try:
+        value = int(text)
+    except ValueError:
+        value = low - 1
+    if not low <= value <= high:
+        raise NotUnderstood(f"{name}={text}: must be a whole number from {low} to {high}.")
+    return value

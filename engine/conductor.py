@@ -1,0 +1,287 @@
+"""The clock and the threads around the tick: brings audio to the family, works to the engine, results back.
+
+Runs on the event loop; everything here is bookkeeping of microseconds. Three things run elsewhere, each on
+one thread of its own: the engine, the family's `hear`, and the voice activity detector. A frame's way:
+
+    on_audio -> Session -> detector -> TickScheduler -> Family.hear -> Engine.submit -> Session -> deliver
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import logging
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from engine.audio.speech import SpeechDetector
+from engine.engine import Engine, EngineError
+from engine.errors import EngineFailure, Leaving, SessionError
+from engine.events import ServerEvent
+from engine.models.family import Family
+from engine.outputs import Cancel, Close, EndGeneration, Output, Submit
+from engine.scheduler import TickSample, TickScheduler
+from engine.session import Session
+from engine.types import Hearing, Intake, Result, Work
+
+log = logging.getLogger(__name__)
+
+VAD_PERIOD_S = 0.032  # one window of the detector
+HOUSEKEEPING_S = 1.0
+REBUILD_LIMIT = 3  # engine failures within REBUILD_WINDOW_S before the process gives up
+REBUILD_WINDOW_S = 600.0
+
+Deliver = Callable[[ServerEvent | Close], None]
+"""Brings an event to the session's client. Never blocks; called on the event loop."""
+
+
+class Phase(enum.StrEnum):
+    """What the server is doing; `/health` reports it."""
+
+    STARTING = "starting"
+    READY = "ready"
+    DRAINING = "draining"
+    FAILED = "failed"
+
+
+class Conductor:
+    """Owns the sessions. All methods but `start` belong to the event loop's thread."""
+
+    def __init__(
+        self,
+        family: Family,
+        make_engine: Callable[[], Engine],
+        scheduler: TickScheduler,
+        detector: SpeechDetector,
+        on_sample: Callable[[TickSample, float], None],
+    ) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.phase = Phase.STARTING
+        self.family = family
+        self.scheduler = scheduler
+        self.loop_delay_s = 0.0  # how late the last housekeeping ran: the event loop's health
+        self.num_stale_results = 0
+        self._make_engine = make_engine
+        self._engine: Engine | None = None
+        self._detector = detector
+        self._on_sample = on_sample
+        self._deliver: dict[str, Deliver] = {}
+        self._outbox: list[Work] = []
+        self._is_hearing = False
+        self._failures: list[float] = []
+        self._failed = asyncio.Event()
+        self._rebuild: asyncio.Task[None] | None = None
+        self._hearing_pool = ThreadPoolExecutor(1, "hearing")
+        self._vad_pool = ThreadPoolExecutor(1, "vad")
+        self._engine_pool = ThreadPoolExecutor(1, "engine-start")
+
+    @property
+    def engine(self) -> Engine | None:
+        """The engine that runs, or None while there is none."""
+        return self._engine
+
+    # life
+
+    async def start(self) -> None:
+        """Load the engine and warm everything up; the phase stays `starting`. Raises EngineError."""
+        await self.loop.run_in_executor(self._hearing_pool, self.family.warm_up)
+        await self._start_engine()
+
+    async def run(self) -> None:
+        """Beat until cancelled, or until the engine failed for good."""
+        tasks = [
+            asyncio.create_task(loop())
+            for loop in (self._beat, self._listen, self._keep_house, self._failed.wait)
+        ]
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()  # a beat that ends is a bug of ours: let it be seen
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def drain(self, deadline_s: float) -> None:
+        """Let running sessions end by themselves until the deadline, then close them."""
+        self.phase = Phase.DRAINING
+        end = self.loop.time() + deadline_s
+        while len(self.scheduler) and self.loop.time() < end:  # noqa: ASYNC110 - many ends, one deadline
+            await asyncio.sleep(0.05)
+        self._close_all(Leaving("The server is leaving: reconnect, another one will answer."))
+
+    async def close(self) -> None:
+        if self._engine is not None:
+            engine, self._engine = self._engine, None
+            await self.loop.run_in_executor(self._engine_pool, engine.close)
+        for pool in (self._hearing_pool, self._vad_pool, self._engine_pool):
+            pool.shutdown(wait=True, cancel_futures=True)
+
+    # sessions
+
+    def open(self, session: Session, deliver: Deliver) -> None:
+        self.scheduler.add(session)
+        self._deliver[session.id] = deliver
+        self.carry_out(session, session.open())
+
+    def carry_out(self, session: Session, outputs: Sequence[Output]) -> None:
+        """Do what a session's method returned, and see whether the session has become due."""
+        self._carry_out(session, outputs)
+        self._after_events()
+
+    def end(self, session: Session) -> None:
+        """Free all that the session holds. Idempotent."""
+        if self._deliver.pop(session.id, None) is None:
+            return
+        self.scheduler.remove(session.id)
+        self._outbox = [work for work in self._outbox if work.session_id != session.id]
+        if self._engine is not None:
+            self._engine.end(session.id, session.generation)
+
+    # the beats
+
+    async def _beat(self) -> None:
+        while True:
+            await asyncio.sleep(max(0.0, self.scheduler.next_due() - time.monotonic()))
+            now = time.monotonic()
+            step = self.scheduler.step(now)
+            for sample in step.samples:
+                self._on_sample(sample, now)
+            for session, outputs in step.outputs:
+                self._carry_out(session, outputs)
+            self._after_events()
+
+    async def _listen(self) -> None:
+        while True:
+            await asyncio.sleep(VAD_PERIOD_S)
+            waiting = [(s, audio) for s in self.scheduler if (audio := s.gate.take()) is not None]
+            if not waiting:
+                continue
+            items = [(session.gate.vad_state, audio) for session, audio in waiting]
+            verdicts = await self.loop.run_in_executor(self._vad_pool, self._detector.detect, items)
+            now = time.monotonic()
+            for (session, audio), probabilities in zip(waiting, verdicts, strict=True):
+                self._carry_out(session, session.on_speech(audio, probabilities.tolist(), now))
+            self._after_events()
+
+    async def _keep_house(self) -> None:
+        while True:
+            due = self.loop.time() + HOUSEKEEPING_S
+            await asyncio.sleep(HOUSEKEEPING_S)
+            self.loop_delay_s = self.loop.time() - due
+            now = time.monotonic()
+            for session in self.scheduler:
+                self._carry_out(session, session.on_time(now))
+            self._after_events()
+
+    # hearing
+
+    def _after_events(self) -> None:
+        """Start what has become possible: the next hearing, and the works that wait."""
+        if not self._is_hearing and (batch := self.scheduler.take_batch()):
+            self._is_hearing = True
+            future = self.loop.run_in_executor(self._hearing_pool, self._hear, batch)
+            future.add_done_callback(lambda f: f.cancelled() or self._on_heard(batch, f.result()))
+        if self._outbox and self._engine is not None:
+            works, self._outbox = self._outbox, []
+            self._engine.submit(works)
+
+    def _hear(self, batch: list[Hearing]) -> list[Intake]:
+        try:
+            return self.family.hear(batch)
+        except Exception:
+            # The family promises not to; if it does, its sessions lose this audio and no one else anything.
+            log.exception("hearing of %d sessions failed", len(batch))
+            return [Intake() for _ in batch]
+
+    def _on_heard(self, batch: list[Hearing], intakes: list[Intake]) -> None:
+        self._is_hearing = False
+        now = time.monotonic()
+        for hearing, intake in zip(batch, intakes, strict=True):
+            if (session := self.scheduler.get(hearing.session_id)) is not None:
+                self._carry_out(session, session.on_heard(intake, hearing.is_final, now))
+        self._after_events()
+
+    # the engine
+
+    async def _start_engine(self) -> None:
+        engine = self._make_engine()
+
+        def on_results(results: Sequence[Result]) -> None:
+            self.loop.call_soon_threadsafe(self._on_results, engine, results)
+
+        def on_failure(error: EngineError) -> None:
+            self.loop.call_soon_threadsafe(self._on_failure, engine, error)
+
+        await self.loop.run_in_executor(self._engine_pool, engine.start, on_results, on_failure)
+        self._engine = engine
+
+    def _on_results(self, engine: Engine, results: Sequence[Result]) -> None:
+        if engine is not self._engine:
+            return
+        now = time.monotonic()
+        for result in results:
+            session = self.scheduler.get(result.session_id)
+            if session is None or session.generation != result.generation:
+                self.num_stale_results += 1
+                continue
+            self._carry_out(session, session.on_result(result, now))
+        self._after_events()
+
+    def _on_failure(self, engine: Engine, error: EngineError) -> None:
+        if engine is not self._engine:
+            return
+        log.error("engine failed: %s", error)
+        self._engine = None
+        self._outbox.clear()
+        if self.phase is Phase.DRAINING:
+            self._close_all(EngineFailure("The model's engine failed while the server was leaving."))
+            return
+        now = time.monotonic()
+        self._failures = [t for t in self._failures if now - t < REBUILD_WINDOW_S] + [now]
+        self.phase = Phase.STARTING
+        message = "The model's engine failed and is being restarted: try again shortly."
+        self._close_all(EngineFailure(message, retry_after_ms=5000))
+        self._rebuild = asyncio.create_task(self._rebuild_engine(engine))
+
+    async def _rebuild_engine(self, broken: Engine) -> None:
+        try:
+            await self.loop.run_in_executor(self._engine_pool, broken.close)
+            if len(self._failures) > REBUILD_LIMIT:
+                raise EngineError(f"{len(self._failures)} failures in {REBUILD_WINDOW_S:.0f} s")
+            await self._start_engine()
+            self.phase = Phase.READY
+        except Exception:
+            # The device no longer answers: the process exits, and its supervisor starts it anew.
+            log.exception("the engine could not be rebuilt")
+            self.phase = Phase.FAILED
+            self._failed.set()
+
+    # outputs
+
+    def _carry_out(self, session: Session, outputs: Sequence[Output]) -> None:
+        deliver = self._deliver.get(session.id)
+        if deliver is None:
+            return  # it ended meanwhile
+        for output in outputs:
+            match output:
+                case Submit(work):
+                    self._outbox.append(work)
+                case Cancel(generation):
+                    if self._engine is not None:
+                        self._engine.cancel(session.id, generation)
+                case EndGeneration(generation):
+                    if self._engine is not None:
+                        self._engine.end(session.id, generation)
+                case Close():
+                    self.end(session)
+                    deliver(output)
+                    return
+                case _:
+                    deliver(output)
+        self.scheduler.note(session)
+
+    def _close_all(self, error: SessionError) -> None:
+        for session in self.scheduler:
+            self._carry_out(session, [Close(error)])

@@ -1,0 +1,404 @@
+"""One session: takes frames, events and the time; gives back what is to be sent and what is to be computed.
+
+No I/O, no clock, no thread: the conductor (conductor.py) calls it and carries out what it returns. A tick of
+a session is: hear the audio that waits (family), append it to the conversation, run that work in the engine.
+At most one tick is running; audio that comes meanwhile joins the next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from engine.answer import Answer
+from engine.audio.queue import AudioQueue
+from engine.audio.rate import RateMeter
+from engine.audio.resample import PcmDecoder
+from engine.config import SessionConfig
+from engine.conversation import Conversation
+from engine.errors import EngineFailure, SessionError, SessionOver
+from engine.events import (
+    Error,
+    InputTranscript,
+    Limits,
+    ResponseReason,
+    SessionCreated,
+    SessionUpdated,
+    SpeechStarted,
+    SpeechStopped,
+    Tick,
+)
+from engine.models.family import Family
+from engine.notices import Notices
+from engine.outputs import Cancel, Close, EndGeneration, Output, Submit
+from engine.turn_taking import SpeechAudio, SpeechBegan, SpeechEnded, SpeechGate
+from engine.types import SAMPLE_RATE, Finish, Hearing, Intake, Pcm, Result, TurnMode, Work
+
+HELD_LIMIT_S = 30.0  # manual mode: audio kept while an answer runs, since it is not heard before the commit
+EXPIRY_WARNING = 0.9  # of the session's tokens
+MIN_ANSWER_TOKENS = 16  # with less room than this a session is over: its answer would end in its first words
+
+
+@dataclass(slots=True)
+class _RunningTick:
+    due: float
+    audio_samples: int
+    num_tokens: int = 0
+    lateness_s: float | None = None  # set when the work that was due is complete
+
+
+class Session:
+    """Times are seconds of the caller's clock; methods that may have something to say return outputs."""
+
+    def __init__(self, session_id: str, family: Family, config: SessionConfig, now: float) -> None:
+        self.id = session_id
+        self.config = config
+        self.kv_tokens = 0
+        self.num_misses = 0
+        self._family = family
+        self._mode = config.mode
+        self._max_tokens = config.max_tokens
+        self._conversation = Conversation(session_id, family, config.mode, config.instructions)
+        self._decoder = PcmDecoder(config.sample_rate)
+        self._rate = RateMeter(config.sample_rate)
+        self._notices = Notices()
+        self.gate = SpeechGate(config.speech)
+        self._queue = AudioQueue()
+        self._ear = family.new_ear()
+        self._tick: _RunningTick | None = None
+        self._tick_seq = 0
+        self._work: Work | None = None  # in the engine
+        self._work_tokens: list[int] = []
+        self._answer: Answer | None = None
+        self._num_answers = 0
+        self._audio_due: float | None = None  # since when waiting audio should have been running
+        self._is_answer_due = False
+        self._update: tuple[TurnMode, str] | None = None  # waits for the end of the turn
+        self._worst_s: float | None = None  # lateness since the last `take_sample`
+        self._opened_at = now
+        self._last_audio_at = now
+        self._is_over = False
+
+    # from the client
+
+    def open(self) -> list[Output]:
+        limits = Limits(
+            max_message_bytes=self.config.max_message_bytes,
+            max_backlog_ms=round(1000 * self.config.backlog_limit_s),
+            max_session_tokens=self.config.max_session_tokens,
+            max_response_tokens=self.config.max_tokens_ceiling,
+            expires_in_s=self.config.max_age_s,
+        )
+        created = SessionCreated(
+            id=self.id,
+            model=self._family.info.name,
+            sample_rate=self.config.sample_rate,
+            budget_ms=round(1000 * self.config.budget_s),
+            turn=self._mode,
+            instructions=self.config.instructions,
+            max_tokens=self._max_tokens,
+            limits=limits,
+        )
+        return [created, *self._submit(self._conversation.open())]
+
+    def on_audio(self, data: bytes, now: float) -> list[Output]:
+        """PCM s16le mono of any length at the declared rate."""
+        outputs: list[Output] = []
+        if data:
+            self._last_audio_at = now
+            if measured := self._rate.push(len(data), now):
+                outputs += self._notices.input_rate(measured, self.config.sample_rate, now)
+        audio = self._decoder.push(data)
+        if self._mode is TurnMode.SERVER_VAD:
+            num_dropped = self.gate.append(audio, self._backlog_limit)
+        else:
+            num_dropped = self._queue.append(audio, self._backlog_limit)
+        return outputs + self._dropped(num_dropped, now)
+
+    def on_commit(self, now: float) -> list[Output]:
+        """The client says that its turn is over; an answer that still runs is interrupted."""
+        if self._mode is not TurnMode.MANUAL:
+            message = f"input.commit needs turn mode manual; this session's is {self._mode}."
+            return [Error(code="wrong_turn_mode", status=409, message=message)]
+        self._queue.append(self._decoder.flush(), self._backlog_limit)
+        self._queue.end_turn(now)
+        return self._cut_answer("interrupted")
+
+    def on_cancel(self) -> list[Output]:
+        return self._cut_answer("cancelled")
+
+    def on_update(
+        self, mode: TurnMode | None, instructions: str | None, max_tokens: int | None
+    ) -> list[Output]:
+        """Takes effect at once where nothing runs, else when the turn is over."""
+        if mode is not None and mode not in self._family.info.turn_modes:
+            return [refused_mode(self._family, mode)]
+        if max_tokens is not None:
+            self._max_tokens = min(max_tokens, self.config.max_tokens_ceiling)
+        old_mode, old_instructions = self._update or (self._mode, self._conversation.instructions)
+        self._update = (mode or old_mode, old_instructions if instructions is None else instructions)
+        return self._apply_update()
+
+    def on_time(self, now: float) -> list[Output]:
+        """Limits that only time can reach; call about once a second."""
+        if now - self._last_audio_at > self.config.idle_limit_s:
+            return self._over(f"No audio for {self.config.idle_limit_s:g} s: open a new session to talk.")
+        if self.config.max_age_s is not None and now - self._opened_at > self.config.max_age_s:
+            return self._over(f"The session's {self.config.max_age_s:g} s are over: open a new one.")
+        return []
+
+    # from the voice activity detector
+
+    def on_speech(self, heard: Pcm, probabilities: Sequence[float], now: float) -> list[Output]:
+        """The detector's verdict on audio taken from the gate."""
+        outputs: list[Output] = []
+        if self._mode is not TurnMode.SERVER_VAD:
+            return outputs  # the mode changed while the detector worked
+        for item in self.gate.push(heard, probabilities):
+            match item:
+                case SpeechBegan(position):
+                    outputs.append(SpeechStarted(audio_ms=_ms(position)))
+                    outputs += self._cut_answer("interrupted")
+                case SpeechAudio(audio):
+                    outputs += self._dropped(self._queue.append(audio, self._backlog_limit), now)
+                case SpeechEnded(position):
+                    outputs.append(SpeechStopped(audio_ms=_ms(position)))
+                    self._queue.end_turn(now)
+        return outputs
+
+    # from the scheduler
+
+    @property
+    def generation(self) -> int:
+        return self._conversation.generation
+
+    @property
+    def is_urgent(self) -> bool:
+        """A turn has ended and can be heard: its answer must not wait for the session's slot."""
+        return self._can_hear and self._queue.has_ended_turn
+
+    @property
+    def is_due(self) -> bool:
+        return self._can_hear and (self._audio_due is not None or self._queue.has_ended_turn)
+
+    def come_due(self, due: float) -> None:
+        """The session's slot: what waits is due from `due` on. A tick that still runs then is a miss."""
+        if self._tick is not None:
+            self.num_misses += self._queue.has_audio
+        elif self._is_answer_cut_short:
+            self._is_answer_due = True
+        elif self._queue.has_audio and self._audio_due is None:
+            self._audio_due = due
+
+    def take_hearing(self) -> Hearing:
+        """Start a tick with the audio that waits. Only when `is_due`."""
+        taken = self._queue.take()
+        dues = [t for t in (self._audio_due, taken.ended_at) if t is not None]
+        self._tick = _RunningTick(due=min(dues), audio_samples=len(taken.audio))
+        self._audio_due = None
+        is_final = taken.ended_at is not None or self._mode is TurnMode.CONTINUOUS
+        return Hearing(self.id, self._ear, taken.audio, is_final)
+
+    def on_heard(self, intake: Intake, is_final: bool, now: float) -> list[Output]:
+        """The family's result for the hearing that was taken."""
+        assert self._tick is not None
+        outputs: list[Output] = []
+        if intake.transcript is not None:
+            outputs.append(InputTranscript(text=intake.transcript))
+        tick_tokens = min(self._family.info.max_tokens_per_tick, self._max_tokens)
+        work = self._conversation.take_in(intake, is_final=is_final, max_tokens=tick_tokens)
+        if work is None:
+            if is_final and self._mode is TurnMode.MANUAL:
+                message = "Nothing was heard in the committed audio: send speech before input.commit."
+                outputs.append(Error(code="input_empty", status=400, message=message))
+            return outputs + self._end_tick(now) + self._apply_update()
+        if is_final and self._answer is None:
+            self._answer = self._new_answer()
+            if self._mode is not TurnMode.CONTINUOUS:
+                outputs += self._answer.announce()
+        return outputs + self._submit(work)
+
+    def go_on(self, now: float) -> list[Output]:
+        """Continue an answer that the last tick cut short at its token budget, if its slot has come."""
+        if not self._is_answer_due or not self._is_answer_cut_short or self._answer is None:
+            return []
+        self._is_answer_due = False
+        self._tick = _RunningTick(due=now, audio_samples=0)
+        self._tick.lateness_s = 0.0  # late only where its playback runs dry, see take_sample
+        tokens = min(self._family.info.max_tokens_per_tick, self._answer.remaining_tokens)
+        return self._submit(self._conversation.go_on(tokens))
+
+    def on_result(self, result: Result, now: float) -> list[Output]:
+        """One engine step's result; one of another generation or work is stale and changes nothing."""
+        work = self._work
+        if work is None or (result.generation, result.seq) != (work.generation, work.seq):
+            return []
+        self.kv_tokens = result.num_kv_tokens
+        outputs: list[Output] = []
+        if result.token_ids and self._answer is not None:
+            if self._tick is not None:
+                self._tick.num_tokens += len(result.token_ids)
+                if self._answer.num_tokens == 0 and self._mode is not TurnMode.CONTINUOUS:
+                    self._tick.lateness_s = now - self._tick.due  # taken in, and being answered
+            self._work_tokens += result.token_ids
+            outputs += self._answer.push(result.token_ids, now)
+        if result.finish is None:
+            return outputs
+        if result.finish is Finish.REFUSED:
+            return outputs + self._end(EngineFailure(result.error or "the engine refused the session's work"))
+        self._conversation.settle(tuple(self._work_tokens), result.finish)
+        self._work, self._work_tokens = None, []
+        if work.max_tokens:
+            outputs += self._settle_answer(result.finish)
+        if self._tick is not None:
+            outputs += self._end_tick(now)
+        return outputs + self._apply_update() + self._check_length(now)
+
+    def take_sample(self, now: float) -> float | None:
+        """Worst lateness in seconds since the last call, the age of what is still open included.
+
+        None when no work was due: silent sessions must not hide the busy ones.
+        """
+        worst, self._worst_s = self._worst_s, None
+        if self._answer is not None and self._mode is not TurnMode.CONTINUOUS:
+            worst = max(worst or 0.0, self._answer.take_lateness(now))
+        open_dues = [] if self._audio_due is None else [self._audio_due]
+        if self._tick is not None and self._tick.lateness_s is None:
+            open_dues.append(self._tick.due)
+        return max([*([] if worst is None else [worst]), *(now - due for due in open_dues)], default=None)
+
+    # inside
+
+    @property
+    def _can_hear(self) -> bool:
+        """Nothing runs, and no answer is in the way of what would be appended."""
+        is_free = self._tick is None and self._work is None
+        return is_free and (self._answer is None or self._mode is TurnMode.CONTINUOUS)
+
+    @property
+    def _is_answer_cut_short(self) -> bool:
+        """An answer has used up its tick's tokens and waits for more."""
+        return self._answer is not None and self._work is None and self._mode is not TurnMode.CONTINUOUS
+
+    @property
+    def _backlog_limit(self) -> int:
+        is_held = self._mode is TurnMode.MANUAL and self._answer is not None
+        limit_s = max(self.config.backlog_limit_s, HELD_LIMIT_S if is_held else 0.0)
+        return round(limit_s * SAMPLE_RATE)
+
+    def _new_answer(self) -> Answer:
+        self._num_answers += 1
+        info = self._family.info
+        return Answer(
+            f"{self.id}-{self._num_answers}",
+            self._family.detokenizer(),
+            self._max_tokens,
+            info.playback_tokens_per_s,
+        )
+
+    def _submit(self, work: Work) -> list[Output]:
+        limit = self.config.max_session_tokens
+        room = limit - self.kv_tokens - len(work.token_ids)
+        if room < (MIN_ANSWER_TOKENS if work.max_tokens else 1):
+            return self._over(f"The session reached the model's length of {limit} tokens: open a new one.")
+        self._work = replace(work, max_tokens=min(work.max_tokens, room))
+        return [Submit(self._work)]
+
+    def _settle_answer(self, finish: Finish) -> list[Output]:
+        answer = self._answer
+        if answer is None:
+            return []
+        if finish is Finish.STOP:
+            return self._finish_answer("stop")
+        if answer.remaining_tokens <= 0:
+            return self._finish_answer("length")
+        return self._finish_answer("cancelled") if answer.cut else []  # else it goes on in the next tick
+
+    def _finish_answer(self, reason: ResponseReason) -> list[Output]:
+        answer, self._answer = self._answer, None
+        self._is_answer_due = False
+        if answer is None:
+            return []
+        self._conversation.close_answer()
+        return [*answer.finish(reason)]
+
+    def _cut_answer(self, reason: ResponseReason) -> list[Output]:
+        if self._answer is None or self._answer.cut is not None:
+            return []
+        self._answer.cut = reason
+        if self._work is not None:
+            return [Cancel(self._work.generation)]  # its last result finishes the answer
+        if self._tick is not None:
+            return []  # continuous: what is being heard will finish it
+        return self._finish_answer(reason) + self._apply_update()
+
+    def _end_tick(self, now: float) -> list[Output]:
+        tick, self._tick = self._tick, None
+        assert tick is not None
+        if tick.lateness_s is None:
+            tick.lateness_s = now - tick.due
+        self._tick_seq += 1
+        self._worst_s = max(self._worst_s or 0.0, tick.lateness_s)
+        return [
+            Tick(
+                seq=self._tick_seq,
+                audio_ms=_ms(tick.audio_samples),
+                lateness_ms=round(1000 * tick.lateness_s, 1),
+                tokens=tick.num_tokens,
+                kv_tokens=self.kv_tokens,
+            )
+        ]
+
+    def _apply_update(self) -> list[Output]:
+        is_busy = self._work is not None or self._tick is not None or self._answer is not None
+        if self._update is None or is_busy or self._conversation.is_turn_open:
+            return []
+        (mode, instructions), self._update = self._update, None
+        if mode is not self._mode:
+            self._mode = self._conversation.mode = mode
+            self._queue.clear()
+            self.gate.reset()
+            self._audio_due = None
+        outputs: list[Output] = [
+            SessionUpdated(turn=mode, instructions=instructions, max_tokens=self._max_tokens)
+        ]
+        old_generation = self._conversation.generation
+        if instructions != self._conversation.instructions and self._conversation.instruct(instructions):
+            self.kv_tokens = 0
+            outputs += [EndGeneration(old_generation), *self._submit(self._conversation.open())]
+        return outputs
+
+    def _check_length(self, now: float) -> list[Output]:
+        limit = self.config.max_session_tokens
+        if self.kv_tokens < EXPIRY_WARNING * limit:
+            return []
+        return [*self._notices.session_expiring(limit - self.kv_tokens, now)]
+
+    def _dropped(self, num_samples: int, now: float) -> list[Output]:
+        if not num_samples:
+            return []
+        total = self._queue.num_dropped_samples + self.gate.num_dropped_samples
+        return [*self._notices.audio_dropped(_ms(total), self._backlog_limit / SAMPLE_RATE, now)]
+
+    def _over(self, message: str) -> list[Output]:
+        return self._end(SessionOver(message))
+
+    def _end(self, error: SessionError) -> list[Output]:
+        if self._is_over:
+            return []
+        self._is_over = True
+        self._work = None
+        reason: ResponseReason = "length" if isinstance(error, SessionOver) else "failed"
+        return [*self._finish_answer(reason), Close(error)]
+
+
+def refused_mode(family: Family, mode: TurnMode) -> Error:
+    """What a client is told that asks for a turn mode the family does not offer."""
+    reason = family.info.refused_modes.get(mode, f"{family.info.name} does not offer it")
+    offered = ", ".join(family.info.turn_modes)
+    message = f"Turn mode {mode} is refused: {reason}. Offered: {offered}."
+    return Error(code="turn_mode_refused", status=400, message=message)
+
+
+def _ms(num_samples: int) -> int:
+    return round(1000 * num_samples / SAMPLE_RATE)

@@ -1,0 +1,88 @@
+"""Which of a session's audio is speech: between the voice activity detector and the queue to be heard."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from engine.audio.endpoint import Edge, Endpointer, EndpointerConfig
+from engine.audio.queue import AudioQueue
+from engine.audio.speech import WINDOW_SAMPLES, VadState
+from engine.types import SAMPLE_RATE, Pcm
+
+
+@dataclass(frozen=True, slots=True)
+class SpeechBegan:
+    position: int  # samples since the session began
+
+
+@dataclass(frozen=True, slots=True)
+class SpeechAudio:
+    audio: Pcm
+
+
+@dataclass(frozen=True, slots=True)
+class SpeechEnded:
+    position: int
+
+
+class SpeechGate:
+    """Lets speech through, with what was said just before it was recognised as speech.
+
+    Audio goes in by `append`, the detector takes it with `take`, and its verdict comes back by `push`.
+    """
+
+    def __init__(self, config: EndpointerConfig) -> None:
+        self._config = config
+        self._unheard = AudioQueue()
+        kept_ms = config.pre_roll_ms + config.min_speech_ms
+        self._kept_samples = kept_ms * SAMPLE_RATE // 1000 + 2 * WINDOW_SAMPLES
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget everything; the next audio is the first."""
+        self.vad_state = VadState()
+        self._unheard.clear()
+        self._endpointer = Endpointer(self._config)
+        self._recent: Pcm = np.zeros(0, np.float32)  # the end of what the detector has seen
+        self._position = 0  # of the end of `_recent`
+        self._passed = 0  # everything before this position was let through, or never will be
+
+    @property
+    def num_dropped_samples(self) -> int:
+        return self._unheard.num_dropped_samples
+
+    def append(self, audio: Pcm, limit_samples: int) -> int:
+        """Audio from the client; returns the samples dropped because the detector is too far behind."""
+        return self._unheard.append(audio, limit_samples)
+
+    def take(self) -> Pcm | None:
+        """What the detector has not seen, when that is at least a window."""
+        return self._unheard.take().audio if self._unheard.num_samples >= WINDOW_SAMPLES else None
+
+    def push(
+        self, audio: Pcm, probabilities: Sequence[float]
+    ) -> list[SpeechBegan | SpeechAudio | SpeechEnded]:
+        """The detector's verdict on `audio`: a probability for each window that it completed."""
+        items: list[SpeechBegan | SpeechAudio | SpeechEnded] = []
+        self._recent = np.concatenate([self._recent, audio])
+        self._position += len(audio)
+        for endpoint in self._endpointer.push(probabilities):
+            if endpoint.edge is Edge.STARTED:
+                self._passed = max(endpoint.position, self._position - len(self._recent))
+                items.append(SpeechBegan(endpoint.position))
+            elif endpoint.edge is Edge.STOPPED:
+                items += self._pass_until(endpoint.position)
+                items.append(SpeechEnded(endpoint.position))
+        if self._endpointer.is_speaking:
+            items += self._pass_until(self._position)
+        self._recent = self._recent[-self._kept_samples :]
+        return items
+
+    def _pass_until(self, position: int) -> list[SpeechAudio]:
+        start = self._position - len(self._recent)
+        audio = self._recent[self._passed - start : position - start]
+        self._passed = max(self._passed, position)
+        return [SpeechAudio(audio)] if len(audio) else []

@@ -1,0 +1,103 @@
+"""Sessions on a stage: the scheduler, the null family and the null engine's core, with a clock of our own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from engine.config import SessionConfig
+from engine.engine import EngineLimits
+from engine.events import ServerEvent
+from engine.models.null import NullFamily
+from engine.null import NullCore
+from engine.outputs import Cancel, Close, EndGeneration, Output, Submit
+from engine.scheduler import TickSample, TickScheduler
+from engine.session import Session
+from engine.types import SAMPLE_RATE, Hearing, TurnMode
+
+LIMITS = EngineLimits(
+    max_sessions=8,
+    max_session_tokens=2048,
+    num_kv_blocks=8 * 128,
+    block_size_tokens=16,
+    blocks_per_session=128,
+    max_batch_tokens=2048,
+)
+CONFIG = SessionConfig(mode=TurnMode.MANUAL, instructions="be brief", max_tokens=64, max_session_tokens=2048)
+
+
+def pcm(seconds: float, rate: int = SAMPLE_RATE) -> bytes:
+    """A tone, as a client sends it."""
+    wave = 8000 * np.sin(np.arange(round(seconds * rate)) * 0.3)
+    return wave.astype("<i2").tobytes()
+
+
+class Stage:
+    """Plays the conductor without a loop: `advance` runs slots, hearings and engine steps in turn."""
+
+    def __init__(self, family: NullFamily | None = None, tokens_per_step: int = 4, num_slots: int = 4) -> None:
+        self.family = family or NullFamily()
+        self.core = NullCore(LIMITS, tokens_per_step)
+        self.scheduler = TickScheduler(self.family.info.budget_s, num_slots, max_batch=8)
+        self.now = 1000.0
+        self.samples: list[TickSample] = []
+        self.said: dict[str, list[ServerEvent | Close]] = {}
+        self.can_hear = True  # False: hearings stay in flight
+        self.can_step = True  # False: the engine is stuck
+        self.hearings: list[Hearing] = []
+
+    def open(self, name: str = "a", **changes: Any) -> Session:
+        session = Session(name, self.family, replace(CONFIG, **changes), self.now)
+        self.said[name] = []
+        self.scheduler.add(session)
+        self.do(session, session.open())
+        return session
+
+    def do(self, session: Session, outputs: Sequence[Output]) -> None:
+        for output in outputs:
+            match output:
+                case Submit(work):
+                    self.core.submit(work)
+                case Cancel(generation):
+                    self.core.cancel(session.id, generation)
+                case EndGeneration(generation):
+                    self.core.end(session.id, generation)
+                case _:
+                    self.said[session.id].append(output)
+                    if isinstance(output, Close):
+                        self.scheduler.remove(session.id)
+                        self.core.end(session.id, session.generation)
+        self.scheduler.note(session)
+
+    def step(self) -> None:
+        """One round at this instant: hear what is due, one engine step."""
+        self.hearings += self.scheduler.take_batch()
+        if self.can_hear:
+            hearings, self.hearings = self.hearings, []
+            for hearing, intake in zip(hearings, self.family.hear(hearings), strict=True):
+                if (session := self.scheduler.get(hearing.session_id)) is not None:
+                    self.do(session, session.on_heard(intake, hearing.is_final, self.now))
+        if self.can_step and self.core.has_work:
+            for result in self.core.step():
+                if (session := self.scheduler.get(result.session_id)) is not None:
+                    self.do(session, session.on_result(result, self.now))
+
+    def advance(self, seconds: float, step_s: float = 0.05) -> None:
+        end = self.now + seconds
+        while self.now < end - 1e-9:
+            self.now += step_s
+            step = self.scheduler.step(self.now)
+            self.samples += step.samples
+            for session, outputs in step.outputs:
+                self.do(session, outputs)
+            self.step()
+
+    def events(self, name: str, kind: type) -> list[Any]:
+        return [event for event in self.said[name] if isinstance(event, kind)]
+
+    def text(self, name: str = "a") -> str:
+        """All text of all answers."""
+        return "".join(e.delta for e in self.said[name] if getattr(e, "type", "") == "response.text.delta")
