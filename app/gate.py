@@ -7,29 +7,30 @@ Used from the event loop only.
 
 from __future__ import annotations
 
-import enum
 import random
 import time
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Literal
+from typing import Literal, Protocol
 
 from engine.aimd import AimdLimit
-from engine.engine import EngineLimits
+from engine.conductor import Phase
+from engine.engine import Engine
 
 RefusalCode = Literal["at_capacity", "starting", "draining", "engine_failed"]
 RefusalReason = Literal["load", "slots", "kv_cache", "starting", "draining", "engine_failed"]
 
 
-class Phase(enum.StrEnum):
-    """What the server is doing; `/health` reports it."""
+class Server(Protocol):
+    """What the gate must know of the conductor."""
 
-    STARTING = "starting"
-    READY = "ready"
-    DRAINING = "draining"
-    FAILED = "failed"
+    @property
+    def phase(self) -> Phase: ...
+
+    @property
+    def engine(self) -> Engine | None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,34 +80,20 @@ class Gate:
         self,
         limit: AimdLimit,
         max_sessions: int,
+        server: Server,
         clock: Callable[[], float] = time.monotonic,
         rng: random.Random | None = None,
     ) -> None:
         self._limit = limit
         self._max_sessions = max_sessions
+        self._server = server
         self._clock = clock
         self._rng = rng or random.Random()
-        self._engine: EngineLimits | None = None
         self._ends: deque[float] = deque(maxlen=self.TURNOVER_KEPT)
         self._refusals: deque[float] = deque(maxlen=1024)  # at capacity, since the oldest end that is kept
-        self.phase = Phase.STARTING
         self.in_flight = 0
         self.num_admitted = 0
-        self.refused: Counter[RefusalReason] = Counter()
-
-    def open(self, engine: EngineLimits) -> None:
-        """The engine is warm. Also after it was rebuilt; permits of before still count until they end."""
-        self._engine = engine
-        if self.phase is not Phase.DRAINING:
-            self.phase = Phase.READY
-
-    def fail(self) -> None:
-        """The engine died: refuse until `open`, or for good."""
-        self.phase = Phase.FAILED
-
-    def drain(self) -> None:
-        """Refuse everyone from now on; the process is leaving."""
-        self.phase = Phase.DRAINING
+        self.refused: Counter[str] = Counter()
 
     @property
     def cap(self) -> int:
@@ -116,11 +103,11 @@ class Gate:
     @property
     def free(self) -> int:
         """Sessions that would be admitted now."""
-        return max(0, self.cap - self.in_flight) if self.phase is Phase.READY else 0
+        return max(0, self.cap - self.in_flight) if self._server.phase is Phase.READY else 0
 
     def enter(self) -> Permit | Refusal:
         """A permit at once, or a refusal at once."""
-        if self.phase is not Phase.READY:
+        if self._server.phase is not Phase.READY:
             return self._refuse_for_phase()
         for reason, room in self._rooms():
             if self.in_flight >= room:
@@ -131,9 +118,9 @@ class Gate:
 
     def _rooms(self) -> list[tuple[RefusalReason, int]]:
         """Each bound and the sessions it would hold in all."""
-        engine = self._engine
-        if engine is None:
+        if self._server.engine is None:
             return []
+        engine = self._server.engine.limits
         # Every session inside may grow to blocks_per_session, so that much is spoken for from its start.
         return [
             ("load", self._limit.whole_cap),
@@ -148,7 +135,7 @@ class Gate:
     def _refuse_full(self, reason: RefusalReason) -> Refusal:
         self.refused[reason] += 1
         self._refusals.append(self._clock())
-        retry_ms = self._retry_after_ms()
+        retry_ms = self.retry_after_ms()
         message = (
             f"All {self.cap} places of this server are taken ({self.in_flight} sessions running). "
             f"Please try again in about {max(1, round(retry_ms / 1000))} s."
@@ -161,12 +148,12 @@ class Gate:
             Phase.DRAINING: ("draining", "The server is shutting down. Please connect to another one."),
             Phase.FAILED: ("engine_failed", "The server's engine has failed. Please try again later."),
         }
-        code, message = messages[self.phase]
+        code, message = messages[self._server.phase]
         self.refused[code] += 1
         return Refusal(code, code, message, self._jittered(self.DEFAULT_RETRY_MS))
 
-    def _retry_after_ms(self) -> int:
-        """Mean time between free places over recent turnover, times those competing for the next one.
+    def retry_after_ms(self) -> int:
+        """When a place may be free: mean time between free places over recent turnover, times those competing for the next one.
 
         Jittered by half, so that refused clients do not come back together.
         """

@@ -5,9 +5,11 @@ from collections.abc import Callable
 
 import pytest
 
-from app.gate import Gate, Permit, Phase, Refusal
+from app.gate import Gate, Permit, Refusal
 from engine.aimd import AimdConfig, AimdLimit
+from engine.conductor import Phase
 from engine.engine import EngineLimits
+from engine.null import NullEngine
 
 
 class Middle(random.Random):
@@ -27,11 +29,17 @@ def limits(**changes: int) -> EngineLimits:
     return EngineLimits(**(given | changes))
 
 
+class FakeServer:
+    """The conductor, as the gate sees it."""
+
+    def __init__(self, phase: Phase = Phase.READY, **changes: int) -> None:
+        self.phase = phase
+        self.engine: NullEngine | None = NullEngine(limits(**changes))
+
+
 def make(cap: int = 3, hard: int = 200, clock: Callable[[], float] = lambda: 0.0, **changes: int) -> Gate:
     aimd = AimdLimit(AimdConfig(budget_s=2.0, initial=cap, maximum=200))
-    gate = Gate(aimd, hard, clock, Middle())
-    gate.open(limits(**changes))
-    return gate
+    return Gate(aimd, hard, FakeServer(**changes), clock, Middle())
 
 
 def enter(gate: Gate) -> Permit:
@@ -65,7 +73,6 @@ def test_three_fit_by_each_bound_and_the_fourth_is_told_why(changes: dict[str, i
     assert "3 places" in refusal.message and "try again" in refusal.message
     assert (gate.cap, gate.free, gate.in_flight) == (3, 0, 3)
     assert (gate.num_admitted, gate.refused) == (3, {reason: 1})
-    assert gate.phase is Phase.READY  # full is not down
 
 
 def test_a_permit_ends_exactly_once():
@@ -95,28 +102,23 @@ def test_a_cap_below_what_is_in_flight_evicts_nobody():
 
 
 @pytest.mark.parametrize(
-    ("prepare", "code"),
-    [
-        (lambda gate: None, "starting"),
-        (lambda gate: (gate.open(limits()), gate.drain()), "draining"),
-        (lambda gate: (gate.drain(), gate.open(limits())), "draining"),
-        (lambda gate: (gate.open(limits()), gate.fail()), "engine_failed"),
-    ],
+    ("phase", "code"),
+    [(Phase.STARTING, "starting"), (Phase.DRAINING, "draining"), (Phase.FAILED, "engine_failed")],
 )
-def test_phases_refuse_with_their_own_code(prepare: Callable[[Gate], object], code: str):
-    gate = Gate(AimdLimit(AimdConfig(budget_s=2.0)), 10, lambda: 0.0)
-    prepare(gate)
+def test_phases_refuse_with_their_own_code(phase: Phase, code: str):
+    gate = Gate(AimdLimit(AimdConfig(budget_s=2.0)), 10, FakeServer(phase), lambda: 0.0)
     refusal = refused(gate)
     assert refusal.code == refusal.reason == code
     assert refusal.retry_after_ms > 0 and gate.free == 0 and gate.refused == {code: 1}
 
 
 def test_a_rebuilt_engine_opens_the_gate_and_counts_who_is_still_inside():
-    gate = make(cap=2)
+    server = FakeServer()
+    gate = Gate(AimdLimit(AimdConfig(budget_s=2.0, initial=2)), 10, server, lambda: 0.0)
     held = enter(gate)
-    gate.fail()
-    assert refused(gate).code == "engine_failed"
-    gate.open(limits())
+    server.phase, engine, server.engine = Phase.STARTING, server.engine, None
+    assert refused(gate).code == "starting" and gate.cap == 0
+    server.phase, server.engine = Phase.READY, engine
     enter(gate)
     assert refused(gate).code == "at_capacity"
     held.end()
@@ -143,7 +145,8 @@ def test_the_retry_hint_follows_recent_turnover_and_rivals():
 
 
 def test_hints_are_jittered_and_bounded():
-    gate = Gate(AimdLimit(AimdConfig(budget_s=2.0)), 10, lambda: 0.0, random.Random(7))
+    server = FakeServer(Phase.STARTING)
+    gate = Gate(AimdLimit(AimdConfig(budget_s=2.0)), 10, server, lambda: 0.0, random.Random(7))
     hints = {refused(gate).retry_after_ms for _ in range(100)}
     assert len(hints) > 90 and min(hints) >= 2500 and max(hints) <= 7500
 
