@@ -1,0 +1,296 @@
+"""Sessions over vLLM's EngineCore. Belongs to one thread: no method here may be called from another.
+
+Importing this module imports vLLM (about 9 s on two cores): `environment.prepare_process` comes before.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import vllm
+from vllm.config import VllmConfig
+from vllm.engine.arg_utils import EngineArgs
+from vllm.model_executor.models.registry import ModelRegistry
+from vllm.usage.usage_lib import UsageContext
+from vllm.v1.engine import EngineCoreOutput, FinishReason
+from vllm.v1.engine.core import EngineCore
+from vllm.v1.executor import Executor
+from vllm.v1.request import Request
+
+from engine.engine import EngineError, EngineLimits, EngineStats
+from engine.models.family import EngineRecipe
+from engine.types import Finish, Result, Work
+from engine.vllm.checks import Bounds, unfit
+from engine.vllm.requests import RequestBuilder
+from engine.vllm.scheduler import AsyncParkingScheduler, ParkingScheduler
+from engine.vllm.settings import VllmSettings, engine_arguments, max_model_len
+
+logger = logging.getLogger(__name__)
+
+VLLM_VERSION = "0.32.0"
+_GONE_KEPT = 4096  # sessions
+_IDLE_STEPS_ALLOWED = 4  # steps that ran nothing although work waits; async scheduling has up to two in a row
+
+
+@dataclass(slots=True)
+class _Session:
+    session_id: str
+    generation: int
+    request_id: str
+    request: Request | None = None  # vLLM's record, from the first work on
+    work: Work | None = None  # the unfinished one
+    is_cancelled: bool = False  # that work's answer is not wanted any more
+
+
+class SessionCore:
+    """Turns works into vLLM requests and what vLLM returns into results.
+
+    `submit`, `cancel` and `end` act between steps and at once; what they and `step` have to tell collects
+    until `take_results`. A session whose work is refused is gone; others never notice.
+    """
+
+    def __init__(self, recipe: EngineRecipe, settings: VllmSettings) -> None:
+        """Loads the model. Raises EngineError where the options do not fit it, and what vLLM raises."""
+        if vllm.__version__.split("+")[0] != VLLM_VERSION:
+            raise EngineError(f"vLLM {VLLM_VERSION} is needed, {vllm.__version__} is installed")
+        _register_models(recipe.model_dir)
+        scheduler_cls = AsyncParkingScheduler if settings.is_async else ParkingScheduler
+        arguments = engine_arguments(recipe, settings, scheduler_cls)
+        config = EngineArgs(**arguments).create_engine_config(UsageContext.ENGINE_CONTEXT)
+        _check_pool(config, recipe, settings)
+        self._core = EngineCore(config, Executor.get_class(config), log_stats=False)
+        scheduler = self._core.scheduler
+        assert isinstance(scheduler, ParkingScheduler)
+        self._scheduler = scheduler
+        self._pool = scheduler.kv_cache_manager.block_pool
+        self._builder = RequestBuilder(config, recipe.modality)
+        block_size = scheduler.block_size
+        self.limits = EngineLimits(
+            max_sessions=settings.max_sessions,
+            max_session_tokens=scheduler.max_model_len - 1,
+            num_kv_blocks=self._pool.num_gpu_blocks - 1,  # block 0 is vLLM's placeholder
+            block_size_tokens=block_size,
+            blocks_per_session=-(-scheduler.max_model_len // block_size),
+            max_batch_tokens=scheduler.max_num_scheduled_tokens,
+        )
+        encoder_cache = scheduler.encoder_cache_manager.cache_size
+        self._bounds = Bounds(
+            vocab_size=config.model_config.get_vocab_size(),
+            max_session_tokens=self.limits.max_session_tokens,
+            max_item_tokens=(
+                min(scheduler.max_num_encoder_input_tokens, encoder_cache) if recipe.modality else 0
+            ),
+        )
+        self._sessions: dict[str, _Session] = {}
+        self._by_request: dict[str, _Session] = {}
+        self._gone: dict[str, int] = {}  # session -> its newest generation that ended or was refused
+        self._results: list[Result] = []
+        self._num_requests = 0
+        self._num_steps = 0
+        self._num_idle_steps = 0
+        self._last_step_s = 0.0
+
+    # commands
+
+    def submit(self, work: Work) -> None:
+        """Queue the work for the next step, or refuse it."""
+        session = self._sessions.get(work.session_id)
+        if session is not None and session.generation < work.generation:
+            self._drop(session)
+            session = None
+        reason = self._why_not(session, work)
+        if reason is None:
+            session = session or self._open(work)
+            try:
+                request, _ = self._core.preprocess_add_request(self._builder.build(session.request_id, work))
+            except Exception as error:  # whatever torch makes of another's tensors: it ends that session only
+                reason = f"No request can be made of this work: {error}"
+            else:
+                session.work, session.is_cancelled = work, False
+                self._core.add_request(request)
+                session.request = self._scheduler.requests.get(session.request_id)
+        if reason is not None:
+            self._refuse(work, reason)
+
+    def cancel(self, session_id: str, generation: int) -> None:
+        session = self._find(session_id, generation)
+        if session is None or session.work is None or session.request is None:
+            return
+        session.is_cancelled = True
+        if self._scheduler.cancel_turn(session.request_id):
+            self._finish(session, (), Finish.CANCELLED)
+
+    def end(self, session_id: str, generation: int) -> None:
+        session = self._find(session_id, generation)
+        if session is not None:
+            self._drop(session)
+        self._forget(session_id, generation)
+
+    # stepping
+
+    def has_work(self) -> bool:
+        """Whether `step` would do something (also: tell the worker who left)."""
+        return bool(self._core.scheduler.has_requests() or self._core.batch_queue or self._scheduler.lost)
+
+    def step(self) -> None:
+        started = time.monotonic()
+        outputs, has_run = self._core.step_fn()
+        self._core.post_step(has_run)
+        for per_client in (outputs or {}).values():
+            for output in per_client.outputs:
+                self._take(output)
+        waits = not has_run and self._scheduler.has_unfinished_requests()
+        self._num_idle_steps = self._num_idle_steps + 1 if waits else 0
+        if self._num_idle_steps > _IDLE_STEPS_ALLOWED:
+            self._scheduler.give_up_one()
+        self._end_lost()
+        self._num_steps += 1
+        self._last_step_s = time.monotonic() - started
+
+    def take_results(self) -> list[Result]:
+        results, self._results = self._results, []
+        return results
+
+    def stats(self) -> EngineStats:
+        return EngineStats(
+            kv_blocks_used=self.limits.num_kv_blocks - self._pool.get_num_free_blocks(),
+            num_sessions=len(self._sessions),
+            num_steps=self._num_steps,
+            last_step_s=self._last_step_s,
+        )
+
+    def shutdown(self) -> None:
+        self._core.shutdown()
+
+    # one session's way through
+
+    def _why_not(self, session: _Session | None, work: Work) -> str | None:
+        if session is None:
+            if self._gone.get(work.session_id, -1) >= work.generation:
+                return f"Generation {work.generation} of this session has ended."
+            num_sessions = len(self._sessions) + 1
+            if num_sessions > self.limits.max_sessions:
+                return f"All {self.limits.max_sessions} session slots are taken."
+            if num_sessions * self.limits.blocks_per_session > self.limits.num_kv_blocks:
+                return "The KV cache cannot hold one more whole session."
+            return unfit(work, 0, self._bounds)
+        if work.generation < session.generation:
+            return f"Generation {work.generation} is over; the session is at {session.generation}."
+        if session.work is not None:
+            return f"Work {session.work.seq} of this session is not finished."
+        assert session.request is not None
+        return unfit(work, session.request.num_computed_tokens, self._bounds)
+
+    def _open(self, work: Work) -> _Session:
+        # The number makes the id new for ever: what is in flight for an aborted request must find no other.
+        self._num_requests += 1
+        session = _Session(
+            work.session_id, work.generation, f"{work.session_id}:{work.generation}:{self._num_requests}"
+        )
+        self._sessions[work.session_id] = session
+        self._by_request[session.request_id] = session
+        return session
+
+    def _take(self, output: EngineCoreOutput) -> None:
+        session = self._by_request.get(output.request_id)
+        if session is None or session.work is None:
+            return  # it ended while the step ran
+        tokens = tuple(output.new_token_ids)
+        if session.work.max_tokens == 0 or session.is_cancelled:
+            tokens = ()
+        reason = output.finish_reason
+        if reason is None:
+            if tokens:
+                self._report(session, session.work, tokens, None)
+        elif reason not in (FinishReason.STOP, FinishReason.LENGTH):
+            self._refuse(session.work, f"vLLM ended the request: {reason}.")
+        elif session.is_cancelled:
+            self._finish(session, tokens, Finish.CANCELLED)
+        elif session.work.max_tokens == 0:
+            self._finish(session, tokens, Finish.FED)
+        elif reason is FinishReason.STOP:
+            self._finish(session, tokens[:-1], Finish.STOP)
+        else:
+            self._finish(session, tokens, Finish.LENGTH)
+
+    def _finish(self, session: _Session, tokens: tuple[int, ...], finish: Finish) -> None:
+        work, session.work = session.work, None
+        assert work is not None
+        self._report(session, work, tokens, finish)
+
+    def _report(self, session: _Session, work: Work, tokens: tuple[int, ...], finish: Finish | None) -> None:
+        request = session.request
+        assert request is not None
+        num_kv_tokens = request.num_computed_tokens - request.num_output_placeholders
+        self._results.append(
+            Result(session.session_id, session.generation, work.seq, tokens, finish, num_kv_tokens)
+        )
+
+    def _refuse(self, work: Work, reason: str) -> None:
+        session = self._find(work.session_id, work.generation)
+        if session is not None:
+            self._drop(session)
+        self._forget(work.session_id, work.generation)
+        self._results.append(
+            Result(work.session_id, work.generation, work.seq, (), Finish.REFUSED, 0, reason)
+        )
+
+    def _end_lost(self) -> None:
+        lost, self._scheduler.lost = self._scheduler.lost, {}
+        for request_id, reason in lost.items():
+            session = self._by_request.get(request_id)
+            if session is not None and session.work is not None:
+                logger.error("session %s ends: %s", session.session_id, reason)
+                self._refuse(session.work, reason)
+
+    def _drop(self, session: _Session) -> None:
+        del self._sessions[session.session_id]
+        del self._by_request[session.request_id]
+        self._core.abort_requests([session.request_id])
+
+    def _forget(self, session_id: str, generation: int) -> None:
+        """A late work must not bring a session back that nobody would end."""
+        self._gone[session_id] = max(generation, self._gone.pop(session_id, -1))
+        if len(self._gone) > _GONE_KEPT:
+            del self._gone[next(iter(self._gone))]
+
+    def _find(self, session_id: str, generation: int) -> _Session | None:
+        session = self._sessions.get(session_id)
+        return session if session is not None and session.generation == generation else None
+
+
+def _register_models(model_dir: Path) -> None:
+    """Import the model's class here: vLLM would inspect it in a child process, which lacks our repairs."""
+    path = model_dir / "config.json"
+    if not path.is_file():
+        raise EngineError(f"no model in {model_dir}: config.json is missing")
+    for architecture in json.loads(path.read_text()).get("architectures") or ():
+        registered = ModelRegistry.models.get(architecture)
+        if registered is not None:
+            ModelRegistry.register_model(architecture, registered.load_model_cls())
+
+
+def _check_pool(config: VllmConfig, recipe: EngineRecipe, settings: VllmSettings) -> None:
+    """A pool that cannot hold one whole session would fail late, and in vLLM's words."""
+    if settings.kv_cache_bytes is None:
+        return
+    model, parallel = config.model_config, config.parallel_config
+    if model.is_hybrid or model.use_mla:
+        return  # their caches are of another shape; vLLM has its own check
+    dtype_bytes = model.dtype.itemsize
+    token_bytes = (
+        2 * model.get_num_layers(parallel) * model.get_num_kv_heads(parallel) * model.get_head_size()
+    ) * dtype_bytes
+    block_size = config.cache_config.block_size
+    num_blocks = -(-max_model_len(recipe, settings) // block_size) + 1
+    needed = num_blocks * block_size * token_bytes
+    if settings.kv_cache_bytes < needed:
+        raise EngineError(
+            f"kv_cache_bytes={settings.kv_cache_bytes} cannot hold one session of "
+            f"max_session_tokens={max_model_len(recipe, settings)}, which takes {needed}: "
+            "raise the one or lower the other"
+        )

@@ -1,0 +1,82 @@
+"""vLLM's requests, built by hand from `Work`: no renderer, no tokenizer, no output processor."""
+
+from __future__ import annotations
+
+import time
+
+import torch
+from transformers import BatchFeature
+from vllm.config import VllmConfig
+from vllm.multimodal import MULTIMODAL_REGISTRY
+from vllm.multimodal.inputs import MultiModalFeatureSpec, MultiModalKwargsItems, PlaceholderRange
+from vllm.sampling_params import SamplingParams
+from vllm.v1.engine import EngineCoreRequest
+
+from engine.types import Features, Work
+
+
+class RequestBuilder:
+    """Makes one `EngineCoreRequest` per work.
+
+    Every list in it is new: vLLM goes on writing into the lists of a session's first request.
+    """
+
+    def __init__(self, vllm_config: VllmConfig, modality: str | None) -> None:
+        self._modality = modality
+        self._processor = (
+            MULTIMODAL_REGISTRY.create_processor(vllm_config.model_config) if modality is not None else None
+        )
+
+    def build(self, request_id: str, work: Work) -> EngineCoreRequest:
+        """Raises ValueError (and what torch raises) where sampling or features make no sense to vLLM."""
+        return EngineCoreRequest(
+            request_id=request_id,
+            prompt_token_ids=list(work.token_ids),
+            mm_features=[
+                self._feature(item, identifier=f"{request_id}:{work.seq}:{i}")
+                for i, item in enumerate(work.features)
+            ]
+            or None,
+            sampling_params=_sampling_params(work),
+            pooling_params=None,
+            arrival_time=time.time(),
+            lora_request=None,
+            cache_salt=None,
+            data_parallel_rank=None,
+            resumable=True,
+        )
+
+    def _feature(self, item: Features, identifier: str) -> MultiModalFeatureSpec:
+        """`identifier` must be new: it is the key of the encoder's cache."""
+        assert self._processor is not None and self._modality is not None
+        inputs = BatchFeature(dict(item.tensors))
+        fields = self._processor._get_mm_fields_config(inputs, {})  # which tensor is cut how, stays where
+        for name, tensor in item.tensors.items():
+            if torch.is_tensor(tensor) and tensor.is_floating_point() and not tensor.isfinite().all():
+                raise ValueError(f"{name} holds values that are not finite")
+        unknown = sorted(set(item.tensors) - set(fields))
+        if unknown:
+            raise ValueError(f"the model knows no features named {', '.join(unknown)}")
+        items = MultiModalKwargsItems.from_hf_inputs(inputs, fields)[self._modality]
+        if len(items) != 1:
+            raise ValueError(f"the tensors hold {len(items)} items, not one")
+        return MultiModalFeatureSpec(
+            data=items[0],
+            modality=self._modality,
+            identifier=identifier,
+            mm_position=PlaceholderRange(offset=item.offset, length=item.num_tokens),
+        )
+
+
+def _sampling_params(work: Work) -> SamplingParams:
+    sampling = work.sampling
+    return SamplingParams(
+        max_tokens=max(work.max_tokens, 1),  # vLLM samples one in any case; ours of 0 drop it
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        repetition_penalty=sampling.repetition_penalty,
+        seed=sampling.seed,
+        stop_token_ids=list(sampling.stop_token_ids),
+        detokenize=False,
+    )

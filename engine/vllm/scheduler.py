@@ -1,0 +1,107 @@
+"""vLLM's scheduler, for sessions that mostly wait.
+
+A session between two works is a request in the state WAITING_FOR_STREAMING_REQ. vLLM keeps it in a waiting
+queue and looks at it in every step; here it leaves the queues and waits in `parked`, so that a step costs the
+same with 500 of them. It goes on holding its KV blocks and its request slot, which vLLM counts by
+`num_waiting_for_streaming_input`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.request import Request, RequestStatus, StreamingUpdate
+
+
+class ParkingScheduler(Scheduler):
+    """Parks idle sessions, cancels a turn without ending its session, and never lets a bad request in.
+
+    `lost` maps request ids to the reason why the session cannot go on; the engine takes them out after each
+    step and ends those sessions, and only those.
+    """
+
+    def __init__(self, *args, **kwargs) -> None:
+        super().__init__(*args, **kwargs)
+        self.parked: dict[str, Request] = {}
+        self.lost: dict[str, str] = {}
+
+    # parking
+
+    def _enqueue_waiting_request(self, request: Request) -> None:
+        if request.status == RequestStatus.WAITING_FOR_STREAMING_REQ:
+            self.parked[request.request_id] = request
+        else:
+            super()._enqueue_waiting_request(request)
+
+    def _update_request_as_session(self, session: Request, update: StreamingUpdate) -> None:
+        super()._update_request_as_session(session, update)
+        if self.parked.pop(session.request_id, None) is not None:
+            self._enqueue_waiting_request(session)
+
+    def finish_requests(
+        self, request_ids: str | Iterable[str] | None, finished_status: RequestStatus
+    ) -> list[Request]:
+        finished = super().finish_requests(request_ids, finished_status)
+        for request in finished:
+            self.parked.pop(request.request_id, None)
+        return finished
+
+    def get_num_unfinished_requests(self) -> int:
+        # vLLM takes the parked off the number in its queues, where ours are not.
+        return super().get_num_unfinished_requests() + len(self.parked)
+
+    # cancelling
+
+    def cancel_turn(self, request_id: str) -> bool:
+        """End the session's turn, keep the session.
+
+        True: it was decoding and is parked now, as if its last delivered token had been its last; a step in
+        flight for it is dropped when it returns. False: its tokens are still being taken in; that goes on,
+        and the first token sampled after them ends the turn.
+        """
+        request = self.requests[request_id]
+        if request.status != RequestStatus.RUNNING or request.num_output_tokens == 0:
+            request.max_tokens = 1
+            return False
+        self.running.remove(request)
+        self._handle_stopped_request(request)
+        return True
+
+    # the last line of defence
+
+    def add_request(self, request: Request) -> None:
+        reason = self._unfit(request)
+        if reason is not None:
+            self.lost[request.request_id] = reason
+            return
+        super().add_request(request)
+
+    def _unfit(self, request: Request) -> str | None:
+        existing = self.requests.get(request.request_id)
+        num_tokens = len(request.prompt_token_ids or ())
+        if num_tokens == 0:
+            return "A work needs at least one token."
+        if existing is not None:
+            if existing.status != RequestStatus.WAITING_FOR_STREAMING_REQ:
+                return "The session's last work is not finished."
+            num_tokens += existing.num_computed_tokens
+        if num_tokens + request.max_tokens > self.max_model_len:
+            return f"The session would grow beyond {self.max_model_len} tokens."
+        return None
+
+    def _preempt_request(self, request: Request, timestamp: float, drop_stale_output: bool = False) -> None:
+        super()._preempt_request(request, timestamp, drop_stale_output)
+        self.lost[request.request_id] = "The KV cache ran out of blocks, and this session lost its own."
+
+    def give_up_one(self) -> None:
+        """Nothing can be scheduled, nothing runs: sacrifice the request that stands first in the line."""
+        for line in (self.kv_holding_waiting, self.waiting, self.running):
+            if line:
+                self.lost[next(iter(line)).request_id] = "No room was left in the engine to go on."
+                return
+
+
+class AsyncParkingScheduler(ParkingScheduler, AsyncScheduler):
+    """The same over vLLM's asynchronous scheduling, which CUDA uses."""

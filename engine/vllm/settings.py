@@ -1,0 +1,96 @@
+"""The engine's options, checked before anything is loaded; every error names the option."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from engine.models.family import EngineRecipe
+
+_DTYPES = ("bfloat16", "float16", "float32")
+
+
+@dataclass(frozen=True, slots=True)
+class VllmSettings:
+    """How one engine runs; what it runs is the family's `EngineRecipe`.
+
+    Raises ValueError naming the option and its range.
+    """
+
+    device: Literal["cpu", "cuda"] = "cpu"
+    max_sessions: int = 32  # request slots; a parked session occupies one
+    max_session_tokens: int | None = None  # None: what the model was trained for
+    max_batch_tokens: int = 2048  # of one step; longer chunks are taken in over several
+    kv_cache_bytes: int | None = None  # needed on the CPU; on CUDA None means by gpu_memory_utilization
+    gpu_memory_utilization: float = 0.85  # part of the GPU's memory for weights, activations and KV cache
+    block_size_tokens: int | None = None  # None: vLLM's choice; a multiple of 32 on the CPU
+    dtype: str | None = None  # None: the recipe's
+    eager: bool | None = None  # no compilation, no CUDA graphs; None: on the CPU only
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.device not in ("cpu", "cuda"):
+            raise ValueError(f"device={self.device!r}: must be 'cpu' or 'cuda'")
+        for name, low, high in (
+            ("max_sessions", 1, 65_536),
+            ("max_session_tokens", 16, 16_777_216),
+            ("max_batch_tokens", 16, 1_048_576),
+            ("kv_cache_bytes", 1, 1 << 50),
+            ("block_size_tokens", 16, 1024),
+        ):
+            value = getattr(self, name)
+            if value is not None and not low <= value <= high:
+                raise ValueError(f"{name}={value}: must be from {low} to {high}")
+        if not 0.0 < self.gpu_memory_utilization <= 1.0:
+            raise ValueError(f"gpu_memory_utilization={self.gpu_memory_utilization}: must be in (0, 1]")
+        if self.dtype not in (None, *_DTYPES):
+            raise ValueError(f"dtype={self.dtype!r}: must be one of {', '.join(_DTYPES)}")
+        if self.device == "cpu":
+            if self.kv_cache_bytes is None:
+                raise ValueError("kv_cache_bytes: must be set on the CPU, where no device memory bounds it")
+            if self.block_size_tokens is not None and self.block_size_tokens % 32:
+                raise ValueError(
+                    f"block_size_tokens={self.block_size_tokens}: must be a multiple of 32 on the CPU"
+                )
+
+    @property
+    def is_async(self) -> bool:
+        """Whether vLLM schedules a step while the one before it still runs."""
+        return self.device == "cuda"
+
+
+def max_model_len(recipe: EngineRecipe, settings: VllmSettings) -> int:
+    """vLLM's limit: a session's tokens, and the one it samples last, which stays outside the KV cache."""
+    cap = settings.max_session_tokens
+    if cap is None or cap >= recipe.max_session_tokens:
+        return recipe.max_session_tokens
+    return cap + 1
+
+
+def engine_arguments(recipe: EngineRecipe, settings: VllmSettings, scheduler_cls: type) -> dict[str, Any]:
+    """Keyword arguments for vLLM's EngineArgs; the recipe's overrides win."""
+    eager = settings.eager if settings.eager is not None else settings.device == "cpu"
+    arguments: dict[str, Any] = {
+        "model": str(recipe.model_dir),
+        "dtype": settings.dtype or recipe.dtype,
+        "load_format": recipe.load_format,
+        "max_model_len": max_model_len(recipe, settings),
+        "max_num_seqs": settings.max_sessions,
+        "max_num_batched_tokens": settings.max_batch_tokens,
+        "kv_cache_memory_bytes": settings.kv_cache_bytes,
+        "gpu_memory_utilization": settings.gpu_memory_utilization,
+        "block_size": settings.block_size_tokens,
+        "enforce_eager": eager,
+        "seed": settings.seed,
+        "enable_prefix_caching": False,  # a session's KV is its own; and hashes would be kept for ever
+        "enable_chunked_prefill": True,
+        "async_scheduling": settings.is_async,
+        "scheduler_cls": scheduler_cls,
+        "disable_log_stats": True,
+        "use_tqdm_on_load": False,
+    }
+    if recipe.modality is not None:
+        others = {"image", "video", "audio"} - {recipe.modality}
+        arguments["limit_mm_per_prompt"] = {recipe.modality: 1} | dict.fromkeys(others, 0)
+        arguments["mm_processor_cache_gb"] = 0  # features are made by the family; nothing comes twice
+    return arguments | recipe.overrides

@@ -1,0 +1,46 @@
+"""Engines for the tests: one per test module, since vLLM's distributed state allows one at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from engine.vllm.environment import prepare_process, repair_torch_companions
+
+prepare_process("cpu")
+repair_torch_companions()
+
+
+@pytest.fixture(scope="session")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny random-weight Ultravox: text tokens and audio items."""
+    from tests.support.ultravox_checkpoint import build
+
+    return build(tmp_path_factory.mktemp("models") / "tiny-ultravox")
+
+
+@pytest.fixture(scope="session")
+def family(model_dir: Path):
+    from tests.support.ultravox_family import TinyUltravox
+
+    return TinyUltravox(model_dir)
+
+
+@pytest.fixture(scope="module")
+def module_stepper(family) -> Iterator:
+    from tests.engine.vllm.stepper import SETTINGS, Stepper
+
+    stepper = Stepper(family.engine_recipe(), SETTINGS)
+    yield stepper
+    stepper.core.shutdown()
+
+
+@pytest.fixture
+def stepper(module_stepper) -> Iterator:
+    """An engine core stepped by the test itself. Whatever a test did, all it held must be free after it."""
+    module_stepper.start_test()
+    yield module_stepper
+    module_stepper.end_all()
+    module_stepper.check_empty()

@@ -1,0 +1,128 @@
+"""A real audio-embedding family with random weights: chunks of audio become features inside the prompt.
+
+It runs in continuous mode: each tick's audio is a turn of its own, and the model may answer a few tokens.
+Its template is made-up words, one id each; its answers mean nothing, but they depend on the audio.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from engine.models.family import Detokenizer, EngineRecipe, Family, FamilyInfo
+from engine.types import SAMPLE_RATE, Features, Hearing, Intake, Pcm, Sampling, TurnMode
+from tests.support import ultravox_checkpoint as checkpoint
+
+BOS, STOP, OPEN, CLOSE, CLOSE_ANSWER, INSTRUCT = 1, 2, 3, 4, 5, 6
+_HOP_SAMPLES = 160
+_FRAMES_PER_TOKEN = 2 * checkpoint.STACK_FACTOR
+_MAX_ITEM_SAMPLES = SAMPLE_RATE  # 1 s an item, so that the encoder's cost is even
+
+
+@dataclass(slots=True)
+class _Ear:
+    rest: Pcm = field(default_factory=lambda: np.zeros(0, np.float32))  # less than one mel frame
+
+
+class _Words:
+    def push(self, token_ids: Sequence[int]) -> str:
+        return "".join(f"w{token} " for token in token_ids)
+
+    def flush(self) -> str:
+        return ""
+
+
+class TinyUltravox(Family):
+    """Family of the checkpoint in `model_dir` (`ultravox_checkpoint.build`)."""
+
+    def __init__(self, model_dir: Path) -> None:
+        from transformers import WhisperFeatureExtractor
+
+        self._model_dir = model_dir
+        self._extractor = WhisperFeatureExtractor.from_pretrained(model_dir)
+        self.info = FamilyInfo(
+            name="tiny-ultravox",
+            budget_s=1.0,
+            max_tokens_per_tick=4,
+            target_fraction=0.3,
+            turn_modes=(TurnMode.CONTINUOUS,),
+            playback_tokens_per_s=4.0,
+            transcribes=False,
+            refused_modes={
+                TurnMode.SERVER_VAD: "The model listens all the time.",
+                TurnMode.MANUAL: "The model listens all the time.",
+            },
+        )
+
+    def engine_recipe(self) -> EngineRecipe:
+        return EngineRecipe(
+            model_dir=self._model_dir,
+            max_session_tokens=checkpoint.MAX_POSITIONS,
+            dtype="float32",
+            modality="audio",
+            overrides={"trust_remote_code": True},  # the processor's few lines lie in the checkpoint
+        )
+
+    def head(self, instructions: str) -> tuple[int, ...]:
+        return (BOS, *self.instruct(instructions))
+
+    def open_turn(self, mode: TurnMode) -> tuple[int, ...]:
+        return (OPEN,)
+
+    def close_turn(self, mode: TurnMode) -> tuple[int, ...]:
+        return (CLOSE,)
+
+    def close_answer(self, mode: TurnMode) -> tuple[int, ...]:
+        return (CLOSE_ANSWER,)
+
+    def instruct(self, instructions: str) -> tuple[int, ...]:
+        return (INSTRUCT, *(7 + sum(word.encode()) % 200 for word in instructions.split()))
+
+    def sampling(self) -> Sampling:
+        return Sampling(stop_token_ids=(STOP,))
+
+    def detokenizer(self) -> Detokenizer:
+        return _Words()
+
+    def new_ear(self) -> _Ear:
+        return _Ear()
+
+    def hear(self, batch: Sequence[Hearing]) -> list[Intake]:
+        return [self._hear_one(hearing) for hearing in batch]
+
+    def _hear_one(self, hearing: Hearing) -> Intake:
+        ear: _Ear = hearing.ear
+        audio = np.concatenate([ear.rest, hearing.audio])
+        num_samples = len(audio) - len(audio) % _HOP_SAMPLES
+        ear.rest = np.zeros(0, np.float32) if hearing.is_final else audio[num_samples:]
+        if not np.isfinite(audio).all():
+            return Intake()
+        tokens: list[int] = []
+        features: list[Features] = []
+        for start in range(0, num_samples, _MAX_ITEM_SAMPLES):
+            item = self._features(audio[start : min(start + _MAX_ITEM_SAMPLES, num_samples)], len(tokens))
+            tokens.extend([checkpoint.AUDIO_TOKEN_ID] * item.num_tokens)
+            features.append(item)
+        return Intake(tuple(tokens), tuple(features))
+
+    def _features(self, audio: Pcm, offset: int) -> Features:
+        import torch
+
+        mel = self._extractor(
+            audio, sampling_rate=SAMPLE_RATE, padding="longest", truncation=False, return_tensors="pt"
+        )["input_features"]
+        num_frames = len(audio) // _HOP_SAMPLES
+        num_tokens = -(-num_frames // _FRAMES_PER_TOKEN)
+        return Features(
+            offset=offset,
+            num_tokens=num_tokens,
+            tensors={
+                "audio_features": mel[:, :, :num_frames],  # [1, mel bins, frames]
+                "audio_lens": torch.tensor([num_frames]),
+                "audio_token_len": torch.tensor([num_tokens]),
+                "audio_num_chunks": torch.tensor([1]),
+            },
+        )
