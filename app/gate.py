@@ -107,7 +107,7 @@ class Gate:
 
     def enter(self) -> Permit | Refusal:
         """A permit at once, or a refusal at once."""
-        if self._server.phase is not Phase.READY:
+        if self._server.phase is not Phase.READY or self._server.engine is None:
             return self._refuse_for_phase()
         for reason, room in self._rooms():
             if self.in_flight >= room:
@@ -143,17 +143,19 @@ class Gate:
         return Refusal("at_capacity", reason, message, retry_ms)
 
     def _refuse_for_phase(self) -> Refusal:
-        messages: dict[Phase, tuple[Literal["starting", "draining", "engine_failed"], str]] = {
-            Phase.STARTING: ("starting", "The server is still starting. Please try again shortly."),
-            Phase.DRAINING: ("draining", "The server is shutting down. Please connect to another one."),
-            Phase.FAILED: ("engine_failed", "The server's engine has failed. Please try again later."),
-        }
-        code, message = messages[self._server.phase]
+        code: Literal["starting", "draining", "engine_failed"]
+        match self._server.phase:
+            case Phase.DRAINING:
+                code, message = "draining", "The server is shutting down. Please connect to another one."
+            case Phase.FAILED:
+                code, message = "engine_failed", "The server's engine has failed. Please try again later."
+            case _:
+                code, message = "starting", "The server is still starting. Please try again shortly."
         self.refused[code] += 1
         return Refusal(code, code, message, self._jittered(self.DEFAULT_RETRY_MS))
 
     def retry_after_ms(self) -> int:
-        """When a place may be free: mean time between free places over recent turnover, times those competing for the next one.
+        """When a place may be had: recent mean time between free places, times those competing for the next.
 
         Jittered by half, so that refused clients do not come back together.
         """

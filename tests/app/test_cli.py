@@ -69,7 +69,7 @@ def test_talk_gives_the_status_and_the_options(monkeypatch: pytest.MonkeyPatch):
 
 def test_the_command_line_and_the_null_parts_import_nothing_heavy():
     code = (
-        "import sys, app.cli, app.talk, app.gate, engine.null, engine.models.null; "
+        "import sys, app.cli, app.talk, engine.null, engine.models.null; "
         "print([m for m in ('torch', 'vllm', 'fastapi', 'onnxruntime', 'ctranslate2') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -39,7 +39,7 @@ class FakeServer:
 
 def make(cap: int = 3, hard: int = 200, clock: Callable[[], float] = lambda: 0.0, **changes: int) -> Gate:
     aimd = AimdLimit(AimdConfig(budget_s=2.0, initial=cap, maximum=200))
-    return Gate(aimd, hard, FakeServer(**changes), clock, Middle())
+    return Gate(aimd, hard, FakeServer(Phase.READY, **changes), clock, Middle())
 
 
 def enter(gate: Gate) -> Permit:
