@@ -1,6 +1,7 @@
-# make serve | test | check | bench.  DEVICE=cpu (default) or cuda; ARGS="..." goes to the command.
+# make serve | test | check | bench NAME=...   DEVICE=cpu (default) or cuda; ARGS="..." goes to the command.
 DEVICE ?= cpu
 ARGS ?=
+NAME ?=
 PYTHON ?= $(shell for p in python3.11 python3.12 python3; do \
 	$$p -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 13))' 2>/dev/null && echo $$p && break; done)
 
@@ -29,7 +30,8 @@ check: $(TEST_READY)
 	$(BIN)/lint-imports
 
 bench: $(TEST_READY)
-	$(BIN)/python -m bench $(ARGS)
+	@test -n "$(NAME)" || { echo "make bench NAME=..., one of:"; ls bench | sed -n 's/^\([a-z].*\)\.py$$/  \1/p'; exit 2; }
+	$(BIN)/python -m bench.$(NAME) $(ARGS)
 
 $(SERVE_READY): pyproject.toml requirements/constraints.txt $(PINS)
 	@test -n "$(PYTHON)" || { echo "Metronome needs Python 3.11 or 3.12; set PYTHON=..." >&2; exit 1; }
