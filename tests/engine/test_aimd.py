@@ -190,7 +190,7 @@ def queueing(busy: float) -> float:
 
 
 class House:
-    """Sessions that come, stay `stay_s` on average, and are busy for a share of the ticks. Four slots over B."""
+    """Sessions that come, stay `stay_s` on average, and have work in a share of their ticks; four slots."""
 
     def __init__(self, limit: AimdLimit, lateness: Lateness, *, seed: int, share=1.0, stay_s=120.0, rate=2.0):
         self.limit, self.lateness = limit, lateness
@@ -233,7 +233,7 @@ def test_converges_from_any_start_and_stays(lateness: Lateness, initial: int, se
 
 
 def test_two_thirds_silent_do_not_over_admit():
-    """Two in three say nothing. Were all of them to speak at once, the median would be near the target still."""
+    """Two in three say nothing. Were they all to speak at once, the median would be near the target still."""
     house = House(make(maximum=1000), batching, seed=3, share=1 / 3)
     house.run(6000)
     admitted = house.in_flight
