@@ -57,7 +57,7 @@ class RequestBuilder:
         unknown = sorted(set(item.tensors) - set(fields))
         if unknown:
             raise ValueError(f"the model knows no features named {', '.join(unknown)}")
-        items = MultiModalKwargsItems.from_hf_inputs(inputs, fields)[self._modality]
+        items = MultiModalKwargsItems.from_hf_inputs(inputs, fields).get(self._modality, ())
         if len(items) != 1:
             raise ValueError(f"the tensors hold {len(items)} items, not one")
         return MultiModalFeatureSpec(

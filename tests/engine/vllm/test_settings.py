@@ -1,0 +1,56 @@
+"""Options that cannot work are refused by name, before anything is loaded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from engine.models.family import EngineRecipe
+from engine.vllm.settings import VllmSettings, engine_arguments, max_model_len
+
+RECIPE = EngineRecipe(model_dir=Path("/model"), max_session_tokens=2048)
+
+
+@pytest.mark.parametrize(
+    "options,message",
+    [
+        (dict(device="tpu"), "device='tpu': must be 'cpu' or 'cuda'"),
+        (dict(max_sessions=0), "max_sessions=0: must be from 1 to 65536"),
+        (dict(max_session_tokens=3), "max_session_tokens=3: must be from 16"),
+        (dict(max_batch_tokens=0), "max_batch_tokens=0: must be from 16"),
+        (dict(kv_cache_bytes=0), "kv_cache_bytes=0: must be from 1"),
+        (dict(kv_cache_bytes=None), "kv_cache_bytes: must be set on the CPU"),
+        (dict(block_size_tokens=16), "block_size_tokens=16: must be a multiple of 32 on the CPU"),
+        (dict(gpu_memory_utilization=1.5), r"gpu_memory_utilization=1.5: must be in \(0, 1\]"),
+        (dict(dtype="int8"), "dtype='int8': must be one of bfloat16, float16, float32"),
+    ],
+)
+def test_an_error_names_the_option_and_its_range(options, message):
+    with pytest.raises(ValueError, match=message):
+        VllmSettings(**(dict(kv_cache_bytes=1 << 20) | options))
+
+
+def test_cuda_sizes_its_pool_by_the_gpu_and_uses_small_blocks():
+    settings = VllmSettings(device="cuda", block_size_tokens=16)
+    assert settings.is_async
+    arguments = engine_arguments(RECIPE, settings, object)
+    assert arguments["kv_cache_memory_bytes"] is None
+    assert arguments["enforce_eager"] is False
+
+
+@pytest.mark.parametrize("cap,expected", [(None, 2048), (4096, 2048), (2048, 2048), (2047, 2048), (500, 501)])
+def test_the_length_leaves_room_for_the_last_sampled_token(cap, expected):
+    settings = VllmSettings(kv_cache_bytes=1 << 20, max_session_tokens=cap)
+    assert max_model_len(RECIPE, settings) == expected
+
+
+def test_the_recipe_has_the_last_word():
+    recipe = EngineRecipe(
+        Path("/m"), 2048, modality="audio", overrides={"trust_remote_code": True, "seed": 9}
+    )
+    arguments = engine_arguments(recipe, VllmSettings(kv_cache_bytes=1 << 20), object)
+    assert arguments["limit_mm_per_prompt"] == {"audio": 1, "image": 0, "video": 0}
+    assert arguments["mm_processor_cache_gb"] == 0
+    assert arguments["trust_remote_code"] is True
+    assert arguments["seed"] == 9
