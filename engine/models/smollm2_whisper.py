@@ -7,7 +7,8 @@ turn the rest. They are appended as text tokens, so nothing is ever computed twi
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -98,16 +99,20 @@ class SmolLM2Whisper(Family):
     def hear(self, batch: Sequence[Hearing]) -> list[Intake]:
         due: list[tuple[int, Pass, Pcm]] = []
         for i, hearing in enumerate(batch):
-            try:
+            with _logged(hearing):
                 due += [(i, kind, audio) for kind, audio in hearing.ear.take(hearing.audio, hearing.is_final)]
-            except Exception:
-                log.exception("session %s: its audio could not be taken", hearing.session_id)
         results = self._transcribe([audio for _, _, audio in due])
         new_words: list[list[str]] = [[] for _ in batch]
         for (i, kind, _), heard in zip(due, results, strict=True):
             if heard is not None:
                 new_words[i] += batch[i].ear.heard(kind, heard.words)
-        return [self._intake(hearing, words) for hearing, words in zip(batch, new_words, strict=True)]
+        intakes = []
+        for hearing, words in zip(batch, new_words, strict=True):
+            intake = Intake(transcript="" if hearing.is_final else None)
+            with _logged(hearing):
+                intake = self._intake(hearing, words)
+            intakes.append(intake)
+        return intakes
 
     def warm_up(self) -> None:
         rng = np.random.default_rng(0)
@@ -143,6 +148,15 @@ class SmolLM2Whisper(Family):
             transcript = " ".join(ear.words)
             ear.reset()
         return Intake(tuple(tokens), transcript=transcript)
+
+
+@contextmanager
+def _logged(hearing: Hearing) -> Iterator[None]:
+    """A fault in one session's hearing stays in it."""
+    try:
+        yield
+    except Exception:
+        log.exception("session %s: its audio could not be heard", hearing.session_id)
 
 
 DEFAULT_INSTRUCTIONS = (
