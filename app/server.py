@@ -7,7 +7,7 @@ import contextlib
 import logging
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from types import FrameType
 
 import uvicorn
@@ -20,7 +20,8 @@ from app.connection import Connection
 from app.service import Service, build
 from app.settings import Settings, resolve
 from engine.audio.speech import SpeechDetector
-from engine.conductor import Phase
+from engine.conductor import Conductor, Phase
+from engine.config import SessionConfig
 from engine.models import load_family, load_vad_file
 from engine.models.null import NullFamily
 from engine.models.prepare import PrepareError, Progress
@@ -30,16 +31,17 @@ from engine.rehearsal import rehearse
 log = logging.getLogger(__name__)
 
 MakeService = Callable[[], Service]
+Rehearsal = Callable[[Conductor, SessionConfig], Awaitable[None]]
 
 
-def make_app(make_service: MakeService) -> FastAPI:
-    """The application over a service that is built on its event loop."""
+def make_app(make_service: MakeService, rehearsal: Rehearsal = rehearse) -> FastAPI:
+    """The application over a service that is built on its event loop; ready when `rehearsal` succeeded."""
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         service = app.state.service = make_service()
         # Sockets and /health answer while the model loads: a balancer must see "starting", not a closed port.
-        task = asyncio.create_task(_live(service))
+        task = asyncio.create_task(_live(service, rehearsal))
         try:
             yield
         finally:
@@ -53,13 +55,13 @@ def make_app(make_service: MakeService) -> FastAPI:
     return app
 
 
-async def _live(service: Service) -> None:
+async def _live(service: Service, rehearsal: Rehearsal) -> None:
     """Start, rehearse, beat. When it ends by itself the process must go: nothing would be served any more."""
     conductor = service.conductor
     try:
         await conductor.start()
         beat = asyncio.create_task(conductor.run())
-        await rehearse(conductor, service.session_config())
+        await rehearsal(conductor, service.session_config())
         conductor.phase = Phase.READY
         log.info("ready")
         await beat
@@ -109,7 +111,15 @@ def run(settings: Settings) -> None:
         print(f"metronome: {error}", file=sys.stderr)
         raise SystemExit(1) from None
     app = make_app(make_service)
-    config = uvicorn.Config(
+    server = Server(uvicorn_config(app, settings), app, settings.drain_s)
+    _print_urls(settings)
+    server.run()
+    if app.state.service.conductor.phase is Phase.FAILED:
+        raise SystemExit(1)
+
+
+def uvicorn_config(app: FastAPI, settings: Settings) -> uvicorn.Config:
+    return uvicorn.Config(
         app,
         host=settings.host,
         port=settings.port,
@@ -122,11 +132,6 @@ def run(settings: Settings) -> None:
         ws_ping_timeout=60,  # patient: a machine under load must not close healthy sessions
         timeout_graceful_shutdown=round(settings.close_s) + 1,
     )
-    server = Server(config, app, settings.drain_s)
-    _print_urls(settings)
-    server.run()
-    if app.state.service.conductor.phase is Phase.FAILED:
-        raise SystemExit(1)
 
 
 def prepare(settings: Settings) -> MakeService:
@@ -136,7 +141,10 @@ def prepare(settings: Settings) -> MakeService:
         if settings.model == "null":
             return lambda: build(settings, NullFamily(), NullEngine, detector)
         family = load_family(settings.model, settings.cache_dir, report, threads=settings.threads or 1)
-    from engine.vllm import VllmEngine, VllmSettings, prepare_process  # here: the null model needs no vLLM
+    # Here: the null model needs no vLLM.
+    from engine.vllm.engine import VllmEngine
+    from engine.vllm.environment import prepare_process
+    from engine.vllm.settings import VllmSettings
 
     prepare_process(settings.device, settings.threads)
     kv_cache_gib = settings.engine.kv_cache_gib

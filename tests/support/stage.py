@@ -38,7 +38,9 @@ def pcm(seconds: float, rate: int = SAMPLE_RATE) -> bytes:
 class Stage:
     """Plays the conductor without a loop: `advance` runs slots, hearings and engine steps in turn."""
 
-    def __init__(self, family: NullFamily | None = None, tokens_per_step: int = 4, num_slots: int = 4) -> None:
+    def __init__(
+        self, family: NullFamily | None = None, tokens_per_step: int = 4, num_slots: int = 4
+    ) -> None:
         self.family = family or NullFamily()
         self.core = NullCore(LIMITS, tokens_per_step)
         self.scheduler = TickScheduler(self.family.info.budget_s, num_slots, max_batch=8)
