@@ -42,5 +42,5 @@ $(SERVE_READY): pyproject.toml requirements/constraints.txt $(PINS)
 	@touch $@
 
 $(TEST_READY): $(SERVE_READY)
-	$(INSTALL) -e '.[$(DEVICE),test]'
+	$(INSTALL) -q -e '.[$(DEVICE),test]'
 	@touch $@
