@@ -10,7 +10,7 @@ import numpy as np
 
 from engine.config import SessionConfig
 from engine.engine import EngineLimits
-from engine.events import ServerEvent
+from engine.events import ResponseTextDelta, ServerEvent
 from engine.models.null import NullFamily
 from engine.null import NullCore
 from engine.outputs import Cancel, Close, EndGeneration, Output, Submit
@@ -102,4 +102,4 @@ class Stage:
 
     def text(self, name: str = "a") -> str:
         """All text of all answers."""
-        return "".join(e.delta for e in self.said[name] if getattr(e, "type", "") == "response.text.delta")
+        return "".join(event.delta for event in self.events(name, ResponseTextDelta))
