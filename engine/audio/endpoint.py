@@ -51,7 +51,7 @@ class Endpointer:
     State is a few numbers and the probabilities of the last `cut_within_ms`.
     """
 
-    def __init__(self, config: EndpointerConfig = EndpointerConfig()) -> None:  # noqa: B008 - frozen
+    def __init__(self, config: EndpointerConfig = EndpointerConfig()) -> None:
         self._config = config
         self._min_speech = _windows(config.min_speech_ms)
         self._stop_silence = _windows(config.stop_silence_ms)

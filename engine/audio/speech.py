@@ -29,7 +29,7 @@ class VadState:
 
 
 class SpeechDetector:
-    """silero-vad (MIT, github.com/snakers4/silero-vad), one model for all sessions, run on all of them at once."""
+    """silero-vad (MIT, github.com/snakers4/silero-vad): one model, run on all sessions at once."""
 
     def __init__(self, model_file: Path, *, threads: int = 1) -> None:
         options = onnxruntime.SessionOptions()

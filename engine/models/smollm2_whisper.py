@@ -165,10 +165,11 @@ DEFAULT_INSTRUCTIONS = (
 )
 
 EXAMPLES = (
-    ("Hello, I live in Oslo.", "Hello! Oslo is a beautiful city."),
-    ("Where do I live?", "You live in Oslo."),
-    ("My dog is called Rex.", "Rex is a nice name for a dog."),
-    ("What is my dog's name?", "Your dog's name is Rex."),
+    ("My name is Sam.", "Nice to meet you, Sam!"),
+    ("What is my name?", "Your name is Sam."),
     ("How many days are in a week?", "There are seven days in a week."),
+    ("Hi, my name is Lucy.", "Nice to meet you, Lucy!"),
+    ("Can you tell me my name?", "Your name is Lucy."),
+    ("Tell me about rain.", "Rain is water that falls from clouds."),
 )
 """A model of this size follows examples far better than instructions: they show short answers, and recall."""
