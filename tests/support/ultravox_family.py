@@ -19,12 +19,13 @@ from tests.support import ultravox_checkpoint as checkpoint
 BOS, STOP, OPEN, CLOSE, CLOSE_ANSWER, INSTRUCT = 1, 2, 3, 4, 5, 6
 _HOP_SAMPLES = 160
 _FRAMES_PER_TOKEN = 2 * checkpoint.STACK_FACTOR
-_MAX_ITEM_SAMPLES = SAMPLE_RATE  # 1 s an item, so that the encoder's cost is even
+_TOKEN_SAMPLES = _HOP_SAMPLES * _FRAMES_PER_TOKEN  # 160 ms
+_MAX_ITEM_SAMPLES = 6 * _TOKEN_SAMPLES  # about a second, so that the encoder's cost is even
 
 
 @dataclass(slots=True)
 class _Ear:
-    rest: Pcm = field(default_factory=lambda: np.zeros(0, np.float32))  # less than one mel frame
+    rest: Pcm = field(default_factory=lambda: np.zeros(0, np.float32))  # less than one token's audio
 
 
 class _Words:
@@ -94,10 +95,14 @@ class TinyUltravox(Family):
         return [self._hear_one(hearing) for hearing in batch]
 
     def _hear_one(self, hearing: Hearing) -> Intake:
+        """Whole tokens only: an item that ends inside one would hear, in Ultravox's last stack of frames,
+        how long the others in its encoder batch are."""
         ear: _Ear = hearing.ear
         audio = np.concatenate([ear.rest, hearing.audio])
-        num_samples = len(audio) - len(audio) % _HOP_SAMPLES
-        ear.rest = np.zeros(0, np.float32) if hearing.is_final else audio[num_samples:]
+        if hearing.is_final:
+            audio = np.pad(audio, (0, -len(audio) % _TOKEN_SAMPLES))
+        num_samples = len(audio) - len(audio) % _TOKEN_SAMPLES
+        ear.rest = audio[num_samples:]
         if not np.isfinite(audio).all():
             return Intake()
         tokens: list[int] = []
@@ -115,12 +120,12 @@ class TinyUltravox(Family):
             audio, sampling_rate=SAMPLE_RATE, padding="longest", truncation=False, return_tensors="pt"
         )["input_features"]
         num_frames = len(audio) // _HOP_SAMPLES
-        num_tokens = -(-num_frames // _FRAMES_PER_TOKEN)
+        num_tokens = num_frames // _FRAMES_PER_TOKEN
         return Features(
             offset=offset,
             num_tokens=num_tokens,
             tensors={
-                "audio_features": mel[:, :, :num_frames],  # [1, mel bins, frames]
+                "audio_features": mel,  # [1, mel bins, frames]
                 "audio_lens": torch.tensor([num_frames]),
                 "audio_token_len": torch.tensor([num_tokens]),
                 "audio_num_chunks": torch.tensor([1]),
