@@ -7,6 +7,7 @@ import logging
 import sys
 import threading
 import traceback
+import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -116,7 +117,9 @@ class VllmEngine:
         core = None
         try:
             repair_torch_companions()
-            from engine.vllm.core import SessionCore  # here: it imports vLLM
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # torch and vLLM warn of each other's deprecations
+                from engine.vllm.core import SessionCore  # here: it imports vLLM
 
             core = SessionCore(self._recipe, self._settings)
             self._limits = core.limits

@@ -26,6 +26,7 @@ _DEFAULTS = {
     "OMP_WAIT_POLICY": "passive",  # spinning OpenMP threads would take the event loop's core
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",
     "TOKENIZERS_PARALLELISM": "false",
+    "TORCH_CPP_LOG_LEVEL": "ERROR",
     "TRANSFORMERS_VERBOSITY": "error",
 }
 
@@ -48,7 +49,8 @@ def prepare_process(device: str, num_threads: int | None = None) -> None:
     if device == "cpu":
         # With Triton installed (for the kernels' tests) vLLM would pick its V2 runner, which is CUDA's.
         os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"
-    logging.getLogger("vllm").setLevel(logging.WARNING)
+    if logging.getLogger("vllm").level == logging.NOTSET:
+        logging.getLogger("vllm").setLevel(logging.ERROR)  # its warnings are a dozen lines of advice a start
     if num_threads is not None and "torch" in sys.modules:
         logger.warning("num_threads=%d comes too late: torch is imported already", num_threads)
 
