@@ -187,7 +187,7 @@ class Session:
             self.num_misses += self._queue.has_audio
         elif self._is_answer_cut_short:
             self._is_answer_due = True
-        elif self._queue.has_audio and self._audio_due is None:
+        elif self._queue.has_audio and self._audio_due is None and not self._is_answer_in_the_way:
             self._audio_due = due
 
     def take_hearing(self) -> Hearing:
@@ -260,7 +260,7 @@ class Session:
         None when no work was due: silent sessions must not hide the busy ones.
         """
         worst, self._worst_s = self._worst_s, None
-        if self._answer is not None and self._mode is not TurnMode.CONTINUOUS:
+        if self._answer is not None and self._is_answer_in_the_way:
             worst = max(worst or 0.0, self._answer.take_lateness(now))
         open_dues = [] if self._audio_due is None else [self._audio_due]
         if self._tick is not None and self._tick.lateness_s is None:
@@ -271,14 +271,17 @@ class Session:
 
     @property
     def _can_hear(self) -> bool:
-        """Nothing runs, and no answer is in the way of what would be appended."""
-        is_free = self._tick is None and self._work is None
-        return is_free and (self._answer is None or self._mode is TurnMode.CONTINUOUS)
+        return self._tick is None and self._work is None and not self._is_answer_in_the_way
+
+    @property
+    def _is_answer_in_the_way(self) -> bool:
+        """What is heard can only be appended behind the answer, when that is over."""
+        return self._answer is not None and self._mode is not TurnMode.CONTINUOUS
 
     @property
     def _is_answer_cut_short(self) -> bool:
         """An answer has used up its tick's tokens and waits for more."""
-        return self._answer is not None and self._work is None and self._mode is not TurnMode.CONTINUOUS
+        return self._is_answer_in_the_way and self._work is None
 
     @property
     def _backlog_limit(self) -> int:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import random
+from dataclasses import replace
+
 import pytest
 
 from engine.errors import EngineFailure, SessionOver
@@ -276,8 +279,8 @@ def test_instructions_in_a_conversation_wait_for_the_turns_end_and_keep_it():
 
 def test_a_mode_that_is_not_offered_is_refused_with_the_reason():
     family = NullFamily()
-    object.__setattr__(family.info, "turn_modes", (TurnMode.MANUAL,))
-    object.__setattr__(family.info, "refused_modes", {TurnMode.CONTINUOUS: "it cannot listen while it talks"})
+    reasons = {TurnMode.CONTINUOUS: "it cannot listen while it talks"}
+    family.info = replace(family.info, turn_modes=(TurnMode.MANUAL,), refused_modes=reasons)
     stage = Stage(family)
     session = stage.open()
     stage.do(session, session.on_update(TurnMode.CONTINUOUS, None, None))
@@ -344,6 +347,32 @@ def test_two_sessions_never_share_a_word():
     stage.advance(3.0)
     assert stage.text("a") == "echo: heard 1000 ms"
     assert stage.text("b") == "echo: heard 2000 ms"
+
+
+@pytest.mark.parametrize("mode", [TurnMode.SERVER_VAD, TurnMode.MANUAL, TurnMode.CONTINUOUS])
+def test_nothing_is_late_where_nothing_is_slow(mode: TurnMode):
+    """Any talk, at any phase of the slots: on an instant family and engine no tick waits for anything."""
+    rng = random.Random(11)
+    family = NullFamily(max_tokens_per_tick=12)
+    family.info = replace(family.info, playback_tokens_per_s=5.0)  # a tick's tokens last until the next
+    stage = Stage(family, num_slots=3)
+    sessions = [stage.open(str(i), mode=mode, max_session_tokens=1 << 20) for i in range(3)]
+    for _ in range(150):
+        session = rng.choice(sessions)
+        match mode, rng.random():
+            case TurnMode.SERVER_VAD, _:
+                speak(stage, session, rng.randint(1, 60), rng.choice([0.01, 0.9]))
+            case TurnMode.MANUAL, dice if dice < 0.2:
+                stage.do(session, session.on_commit(stage.now))
+            case _, dice if dice < 0.3:
+                stage.do(session, session.on_cancel())
+            case _:
+                stage.do(session, session.on_audio(pcm(rng.uniform(0.0, 0.5)), stage.now))
+        stage.advance(rng.uniform(0.0, 0.4))
+    ticks = [t for session in sessions for t in stage.events(session.id, Tick)]
+    assert len(ticks) > 30
+    assert max(t.lateness_ms for t in ticks) <= 200  # a few of the stage's steps
+    assert max((s for sample in stage.samples for s in sample.lateness_s), default=0) <= 0.2
 
 
 def test_limits_of_the_stage_match_the_engine():
