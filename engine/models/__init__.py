@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -25,19 +26,19 @@ FAMILIES: dict[str, Callable[[Path, Progress | None, int], Family]] = {DEFAULT_F
 
 
 def load_family(
-    name_or_path: str, cache_dir: Path, progress: Progress | None = None, *, threads: int = 2
+    name_or_path: str, cache_dir: Path, progress: Progress | None = None, *, threads: int | None = None
 ) -> Family:
     """Prepare a family's models in `cache_dir` (the network is used the first time only) and load it.
 
-    `threads` are for what runs on the CPU beside the engine. Raises ValueError for a name that is not known,
-    PrepareError when the models cannot be had.
+    `threads` are for what runs on the CPU beside the engine; left out, half the cores, at most 4.
+    Raises ValueError for a name that is not known, PrepareError when the models cannot be had.
     """
     try:
         load = FAMILIES[name_or_path]
     except KeyError:
         known = ", ".join(sorted(FAMILIES))
         raise ValueError(f"no model family is called {name_or_path!r}; known: {known}") from None
-    return load(cache_dir, progress, threads)
+    return load(cache_dir, progress, threads or max(1, min(4, (os.cpu_count() or 1) // 2)))
 
 
 def load_vad_file(cache_dir: Path, progress: Progress | None = None) -> Path:

@@ -44,7 +44,10 @@ class Ear:
     num_tokens: int = 0  # their tokens
 
     def take(self, audio: Pcm, is_final: bool) -> list[tuple[Pass, Pcm]]:
-        """Add audio; the passes that are due now, in order: any SEGMENTs, then at most one of the others."""
+        """Add audio; the passes that are due now, in order: any SEGMENTs, then at most one of the others.
+
+        A PARTIAL may be left out: it is due again next time.
+        """
         audio = np.clip(np.nan_to_num(audio), -1.0, 1.0).astype(np.float32, copy=False)
         self.audio = np.concatenate([self.audio, audio])
         due: list[tuple[Pass, Pcm]] = []
@@ -55,13 +58,13 @@ class Ear:
         if is_final:
             due.append((Pass.FINAL, self.audio))
         elif self._is_worth_a_pass():
-            self.num_passed = len(self.audio)
             due.append((Pass.PARTIAL, self.audio))
         return due
 
     def heard(self, kind: Pass, words: tuple[str, ...]) -> list[str]:
         """A pass's words, passes in order; those to give to the model now."""
         if kind is Pass.PARTIAL:
+            self.num_passed = len(self.audio)
             return self.prefix.update(words)
         rest = self.prefix.finish(words)
         self.prefix = StablePrefix()

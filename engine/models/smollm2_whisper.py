@@ -16,7 +16,7 @@ import numpy as np
 from engine.models.ear import Ear, Pass
 from engine.models.family import Detokenizer, EngineRecipe, Family, FamilyInfo
 from engine.models.text import TextCodec
-from engine.models.whisper import WINDOWS_S, Heard, Whisper
+from engine.models.whisper import NOTHING, WINDOWS_S, Heard, Whisper
 from engine.types import SAMPLE_RATE, Hearing, Intake, Pcm, Sampling, TurnMode
 
 log = logging.getLogger(__name__)
@@ -26,6 +26,9 @@ MAX_TURN_TOKENS = 512
 
 MAX_BATCH = 8
 """Recordings in one call of the recogniser: bounds its memory, and beyond it a larger batch is not faster."""
+
+MAX_PASSES = 4
+"""Passes in one hearing up to which partial ones are made; one takes about 0.2 s of a core."""
 
 
 class SmolLM2Whisper(Family):
@@ -45,7 +48,7 @@ class SmolLM2Whisper(Family):
         },
     )
 
-    def __init__(self, llm_dir: Path, whisper_dir: Path, *, threads: int = 2) -> None:
+    def __init__(self, llm_dir: Path, whisper_dir: Path, *, threads: int = 1) -> None:
         """Directories as `engine.models.bundles` prepares them; `threads` are the recogniser's."""
         self._llm_dir = llm_dir
         self._whisper = Whisper(whisper_dir, threads=threads)
@@ -81,7 +84,7 @@ class SmolLM2Whisper(Family):
         return self._message("system", instructions.strip() or DEFAULT_INSTRUCTIONS)
 
     def sampling(self) -> Sampling:
-        """Greedy: with this little model, sampling and repetition penalties both cost facts and names."""
+        """Greedy; a repetition penalty of only 1.05 forbids the user's name: 28 of 48 recalled, not 47."""
         return Sampling(temperature=0.0, stop_token_ids=(self._end, self._end_of_text))
 
     def detokenizer(self) -> Detokenizer:
@@ -101,10 +104,11 @@ class SmolLM2Whisper(Family):
         for i, hearing in enumerate(batch):
             with _logged(hearing):
                 due += [(i, kind, audio) for kind, audio in hearing.ear.take(hearing.audio, hearing.is_final)]
+        due = _affordable(due)
         results = self._transcribe([audio for _, _, audio in due])
         new_words: list[list[str]] = [[] for _ in batch]
         for (i, kind, _), heard in zip(due, results, strict=True):
-            if heard is not None:
+            with _logged(batch[i]):
                 new_words[i] += batch[i].ear.heard(kind, heard.words)
         intakes = []
         for hearing, words in zip(batch, new_words, strict=True):
@@ -119,16 +123,16 @@ class SmolLM2Whisper(Family):
         for window in WINDOWS_S:
             self._whisper.transcribe([rng.normal(0, 0.1, (window - 2) * SAMPLE_RATE).astype(np.float32)])
 
-    def _transcribe(self, audios: list[Pcm]) -> list[Heard | None]:
-        """One result per recording; None where the recogniser failed on it, even alone."""
-        results: list[Heard | None] = []
+    def _transcribe(self, audios: list[Pcm]) -> list[Heard]:
+        """One result per recording; nothing heard where the recogniser failed on it, even alone."""
+        results: list[Heard] = []
         for start in range(0, len(audios), MAX_BATCH):
             part = audios[start : start + MAX_BATCH]
             try:
                 results += self._whisper.transcribe(part)
             except Exception:
                 log.exception("the recogniser failed on %d recordings", len(part))
-                results += [None] if len(part) == 1 else [self._transcribe([a])[0] for a in part]
+                results += [NOTHING] if len(part) == 1 else [self._transcribe([a])[0] for a in part]
         return results
 
     def _intake(self, hearing: Hearing, words: list[str]) -> Intake:
@@ -148,6 +152,19 @@ class SmolLM2Whisper(Family):
             transcript = " ".join(ear.words)
             ear.reset()
         return Intake(tuple(tokens), transcript=transcript)
+
+
+def _affordable(due: list[tuple[int, Pass, Pcm]]) -> list[tuple[int, Pass, Pcm]]:
+    """Without the partial passes beyond `MAX_PASSES`: they must not keep a finished turn waiting."""
+    spare = MAX_PASSES - sum(kind is not Pass.PARTIAL for _, kind, _ in due)
+    kept = []
+    for item in due:
+        if item[1] is Pass.PARTIAL:
+            spare -= 1
+            if spare < 0:
+                continue
+        kept.append(item)
+    return kept
 
 
 @contextmanager
@@ -172,4 +189,8 @@ EXAMPLES = (
     ("Can you tell me my name?", "Your name is Lucy."),
     ("Tell me about rain.", "Rain is water that falls from clouds."),
 )
-"""A model of this size follows examples far better than instructions: they show short answers, and recall."""
+"""A model of this size follows examples far better than instructions: short answers, and recall.
+
+Measured over 8 names and 5 ways to say them, asked for in the next turn: 39 of 40 right (32 of 40 with
+another turn between), where instructions alone gave at most 19 of 24. Two names teach that the latest counts.
+"""

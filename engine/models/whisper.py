@@ -53,7 +53,7 @@ NOTHING = Heard((), 1.0, 0.0)
 class Whisper:
     """One model for all sessions; not for use from several threads at once."""
 
-    def __init__(self, model_dir: Path, *, threads: int = 2, beam_size: int = 3) -> None:
+    def __init__(self, model_dir: Path, *, threads: int = 1, beam_size: int = 3) -> None:
         """`model_dir` is a CTranslate2 conversion of an English-only Whisper with its tokenizer.json."""
         self._model = ctranslate2.models.Whisper(
             str(model_dir), device="cpu", compute_type="int8", inter_threads=1, intra_threads=threads

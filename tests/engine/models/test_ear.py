@@ -16,7 +16,10 @@ def talk(seconds: float, level: float = 0.1) -> np.ndarray:
 
 
 def kinds(ear: Ear, audio: np.ndarray, is_final: bool = False) -> list[Pass]:
-    return [kind for kind, _ in ear.take(audio, is_final)]
+    due = [kind for kind, _ in ear.take(audio, is_final)]
+    for kind in due:
+        ear.heard(kind, ())
+    return due
 
 
 def test_a_pass_needs_enough_new_audio() -> None:
@@ -28,9 +31,16 @@ def test_a_pass_needs_enough_new_audio() -> None:
     assert kinds(ear, talk(0.1), is_final=True) == [Pass.FINAL]
 
 
+def test_a_pass_that_was_left_out_is_due_again() -> None:
+    ear = Ear()
+    assert [kind for kind, _ in ear.take(talk(2.0), False)] == [Pass.PARTIAL]
+    assert kinds(ear, talk(0.1)) == [Pass.PARTIAL]
+    assert kinds(ear, talk(0.1)) == []
+
+
 def test_a_long_segment_needs_more() -> None:
     ear = Ear()
-    ear.take(talk(14), False)
+    kinds(ear, talk(14))
     assert [kinds(ear, talk(2)) for _ in range(4)] == [[], [Pass.PARTIAL], [], [Pass.PARTIAL]]
 
 
@@ -74,6 +84,15 @@ def test_no_sample_is_lost_and_memory_is_bounded(chunks: list[tuple[int, bool]])
             assert passed == fed
         assert passed + len(ear.audio) == fed
         assert len(ear.audio) <= MAX_SEGMENT
+
+
+def test_a_segment_begins_without_the_words_of_the_one_before() -> None:
+    """Also where the recogniser failed on its end and heard nothing."""
+    ear = Ear()
+    for words in (("one", "two", "three"), ("one", "two", "three")):
+        ear.heard(Pass.PARTIAL, words)
+    assert ear.heard(Pass.SEGMENT, ()) == []
+    assert ear.heard(Pass.FINAL, ("two", "four")) == ["two", "four"]
 
 
 def test_bad_samples_become_good_ones() -> None:

@@ -202,6 +202,26 @@ def test_one_failure_spoils_no_other(
     assert four == Intake(transcript="")
 
 
+def test_partial_passes_keep_no_finished_turn_waiting(
+    family: SmolLM2Whisper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes: list[int] = []
+
+    def count(self: Whisper, batch: list[np.ndarray]) -> list[Heard]:
+        sizes.append(len(batch))
+        return [Heard(("word",), 0.0, 0.0)] * len(batch)
+
+    monkeypatch.setattr(Whisper, "transcribe", count)
+    audio = np.full(2 * RATE, 0.1, np.float32)
+    finals = [Hearing("f", family.new_ear(), audio, True) for _ in range(3)]
+    partials = [Hearing("p", family.new_ear(), audio, False) for _ in range(6)]
+    intakes = family.hear([*partials, *finals])
+    assert sizes == [4]
+    assert [intake.transcript for intake in intakes] == [None] * 6 + ["word"] * 3
+    family.hear(partials)
+    assert sizes == [4, 4]
+
+
 def test_speech_cannot_inject_and_a_turn_is_bounded(
     family: SmolLM2Whisper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
