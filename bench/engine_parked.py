@@ -79,6 +79,7 @@ def cpu_name() -> str:
 def measure(model_dir: Path, num_rounds: int) -> list[dict]:
     from engine.types import Work
     from engine.vllm.core import SessionCore
+    from engine.vllm.loading import load
     from engine.vllm.settings import VllmSettings
     from tests.support.ultravox_checkpoint import build
     from tests.support.ultravox_family import TinyUltravox
@@ -90,7 +91,7 @@ def measure(model_dir: Path, num_rounds: int) -> list[dict]:
         max_batch_tokens=2048,
         kv_cache_bytes=96 << 20,
     )
-    core = SessionCore(recipe, settings)
+    core = SessionCore(load(recipe, settings), recipe.modality)
     scheduler, clock = core._scheduler, Clock()
     scheduler.schedule = clock.wrap(scheduler.schedule)
     scheduler.update_from_output = clock.wrap(scheduler.update_from_output)

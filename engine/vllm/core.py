@@ -5,33 +5,22 @@ Importing this module imports vLLM (about 9 s on two cores): `environment.prepar
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 from dataclasses import dataclass
-from pathlib import Path
 
-import vllm
-from vllm.config import VllmConfig
-from vllm.engine.arg_utils import EngineArgs
-from vllm.model_executor.models.registry import ModelRegistry
-from vllm.usage.usage_lib import UsageContext
 from vllm.v1.engine import EngineCoreOutput, FinishReason
 from vllm.v1.engine.core import EngineCore
-from vllm.v1.executor import Executor
 from vllm.v1.request import Request
 
-from engine.engine import EngineError, EngineLimits, EngineStats
-from engine.models.family import EngineRecipe
+from engine.engine import EngineLimits, EngineStats
 from engine.types import Finish, Result, Work
 from engine.vllm.checks import Bounds, unfit
 from engine.vllm.requests import RequestBuilder
-from engine.vllm.scheduler import AsyncParkingScheduler, ParkingScheduler
-from engine.vllm.settings import VllmSettings, engine_arguments, max_model_len
+from engine.vllm.scheduler import ParkingScheduler
 
 logger = logging.getLogger(__name__)
 
-VLLM_VERSION = "0.32.0"
 _GONE_KEPT = 4096  # sessions
 _IDLE_STEPS_ALLOWED = 4  # steps that ran nothing although work waits; async scheduling has up to two in a row
 
@@ -53,24 +42,17 @@ class SessionCore:
     until `take_results`. A session whose work is refused is gone; others never notice.
     """
 
-    def __init__(self, recipe: EngineRecipe, settings: VllmSettings) -> None:
-        """Loads the model. Raises EngineError where the options do not fit it, and what vLLM raises."""
-        if vllm.__version__.split("+")[0] != VLLM_VERSION:
-            raise EngineError(f"vLLM {VLLM_VERSION} is needed, {vllm.__version__} is installed")
-        _register_models(recipe.model_dir)
-        scheduler_cls = AsyncParkingScheduler if settings.is_async else ParkingScheduler
-        arguments = engine_arguments(recipe, settings, scheduler_cls)
-        config = EngineArgs(**arguments).create_engine_config(UsageContext.ENGINE_CONTEXT)
-        _check_pool(config, recipe, settings)
-        self._core = EngineCore(config, Executor.get_class(config), log_stats=False)
-        scheduler = self._core.scheduler
+    def __init__(self, core: EngineCore, modality: str | None) -> None:
+        """`core` is fresh and has a `ParkingScheduler`; `modality` is that of works with features."""
+        self._core = core
+        scheduler, config = core.scheduler, core.vllm_config
         assert isinstance(scheduler, ParkingScheduler)
         self._scheduler = scheduler
         self._pool = scheduler.kv_cache_manager.block_pool
-        self._builder = RequestBuilder(config, recipe.modality)
+        self._builder = RequestBuilder(config, modality)
         block_size = scheduler.block_size
         self.limits = EngineLimits(
-            max_sessions=settings.max_sessions,
+            max_sessions=scheduler.max_num_running_reqs,
             max_session_tokens=scheduler.max_model_len - 1,
             num_kv_blocks=self._pool.num_gpu_blocks - 1,  # block 0 is vLLM's placeholder
             block_size_tokens=block_size,
@@ -81,9 +63,7 @@ class SessionCore:
         self._bounds = Bounds(
             vocab_size=config.model_config.get_vocab_size(),
             max_session_tokens=self.limits.max_session_tokens,
-            max_item_tokens=(
-                min(scheduler.max_num_encoder_input_tokens, encoder_cache) if recipe.modality else 0
-            ),
+            max_item_tokens=(min(scheduler.max_num_encoder_input_tokens, encoder_cache) if modality else 0),
         )
         self._sessions: dict[str, _Session] = {}
         self._by_request: dict[str, _Session] = {}
@@ -261,36 +241,3 @@ class SessionCore:
     def _find(self, session_id: str, generation: int) -> _Session | None:
         session = self._sessions.get(session_id)
         return session if session is not None and session.generation == generation else None
-
-
-def _register_models(model_dir: Path) -> None:
-    """Import the model's class here: vLLM would inspect it in a child process, which lacks our repairs."""
-    path = model_dir / "config.json"
-    if not path.is_file():
-        raise EngineError(f"no model in {model_dir}: config.json is missing")
-    for architecture in json.loads(path.read_text()).get("architectures") or ():
-        registered = ModelRegistry.models.get(architecture)
-        if registered is not None:
-            ModelRegistry.register_model(architecture, registered.load_model_cls())
-
-
-def _check_pool(config: VllmConfig, recipe: EngineRecipe, settings: VllmSettings) -> None:
-    """A pool that cannot hold one whole session would fail late, and in vLLM's words."""
-    if settings.kv_cache_bytes is None:
-        return
-    model, parallel = config.model_config, config.parallel_config
-    if model.is_hybrid or model.use_mla:
-        return  # their caches are of another shape; vLLM has its own check
-    dtype_bytes = model.dtype.itemsize
-    token_bytes = (
-        2 * model.get_num_layers(parallel) * model.get_num_kv_heads(parallel) * model.get_head_size()
-    ) * dtype_bytes
-    block_size = config.cache_config.block_size
-    num_blocks = -(-max_model_len(recipe, settings) // block_size) + 1
-    needed = num_blocks * block_size * token_bytes
-    if settings.kv_cache_bytes < needed:
-        raise EngineError(
-            f"kv_cache_bytes={settings.kv_cache_bytes} cannot hold one session of "
-            f"max_session_tokens={max_model_len(recipe, settings)}, which takes {needed}: "
-            "raise the one or lower the other"
-        )

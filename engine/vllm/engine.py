@@ -119,9 +119,10 @@ class VllmEngine:
             repair_torch_companions()
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # torch and vLLM warn of each other's deprecations
-                from engine.vllm.core import SessionCore  # here: it imports vLLM
+                from engine.vllm.core import SessionCore  # here: these import vLLM
+                from engine.vllm.loading import load
 
-            core = SessionCore(self._recipe, self._settings)
+            core = SessionCore(load(self._recipe, self._settings), self._recipe.modality)
             self._limits = core.limits
             _warm_up(core)
         except Exception as error:

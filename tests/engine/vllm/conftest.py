@@ -30,9 +30,11 @@ def family(model_dir: Path):
 
 @pytest.fixture(scope="module")
 def module_stepper(family) -> Iterator:
+    from engine.vllm.core import SessionCore
+    from engine.vllm.loading import load
     from tests.engine.vllm.stepper import SETTINGS, Stepper
 
-    stepper = Stepper(family.engine_recipe(), SETTINGS)
+    stepper = Stepper(SessionCore(load(family.engine_recipe(), SETTINGS), "audio"))
     yield stepper
     stepper.core.shutdown()
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from engine.models.family import EngineRecipe
 from engine.types import Features, Finish, Result, Sampling, Work
 from engine.vllm.core import SessionCore
 from engine.vllm.settings import VllmSettings
@@ -23,9 +22,9 @@ MAX_STEPS = 400
 class Stepper:
     """Numbers works, collects results by session, and knows what must be left when all have ended."""
 
-    def __init__(self, recipe: EngineRecipe, settings: VllmSettings) -> None:
-        self.core = SessionCore(recipe, settings)
-        self.scheduler = self.core._scheduler
+    def __init__(self, core: SessionCore) -> None:
+        self.core = core
+        self.scheduler = core._scheduler
         self._seq = 0
         self.opened: set[tuple[str, int]] = set()
         self.results: dict[str, list[Result]] = {}

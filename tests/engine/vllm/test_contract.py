@@ -20,7 +20,7 @@ REQUEST = "vllm.v1.request:Request"
 
 # what -> parameters we pass by name or position, in order where we override or pass by position
 CALLS: dict[str, list[str]] = {
-    # core.py
+    # loading.py and core.py
     "vllm.v1.engine.core:EngineCore.__init__": ["vllm_config", "executor_class", "log_stats"],
     "vllm.v1.engine.core:EngineCore.preprocess_add_request": ["request"],
     "vllm.v1.engine.core:EngineCore.add_request": ["request"],
@@ -111,7 +111,12 @@ FIELDS: dict[str, list[str]] = {
 
 # what our code reads of instances whose attributes only `__init__` names: source that must mention them
 MENTIONS: dict[str, list[str]] = {
-    "vllm.v1.engine.core:EngineCore.__init__": ["self.scheduler", "self.batch_queue", "self.step_fn"],
+    "vllm.v1.engine.core:EngineCore.__init__": [
+        "self.vllm_config",
+        "self.scheduler",
+        "self.batch_queue",
+        "self.step_fn",
+    ],
     f"{SCHEDULER}.__init__": [
         "self.running",
         "self.waiting",
@@ -119,6 +124,7 @@ MENTIONS: dict[str, list[str]] = {
         "self.requests",
         "self.num_waiting_for_streaming_input",
         "self.max_model_len",
+        "self.max_num_running_reqs",
         "self.max_num_scheduled_tokens",
         "self.max_num_encoder_input_tokens",
         "self.encoder_cache_manager",
@@ -179,7 +185,7 @@ def field_names(cls: type) -> set[str]:
 def test_the_version_is_the_one_we_know():
     import vllm
 
-    from engine.vllm.core import VLLM_VERSION
+    from engine.vllm.loading import VLLM_VERSION
 
     assert vllm.__version__.split("+")[0] == VLLM_VERSION
 

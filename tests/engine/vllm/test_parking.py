@@ -17,6 +17,8 @@ NUM_PARKED = 512
 
 @pytest.fixture(scope="module")
 def module_stepper(family) -> Iterator:
+    from engine.vllm.core import SessionCore
+    from engine.vllm.loading import load
     from tests.engine.vllm.stepper import SETTINGS, Stepper
 
     settings = replace(
@@ -26,7 +28,7 @@ def module_stepper(family) -> Iterator:
         max_batch_tokens=1024,
         kv_cache_bytes=32 << 20,
     )
-    stepper = Stepper(family.engine_recipe(), settings)
+    stepper = Stepper(SessionCore(load(family.engine_recipe(), settings), "audio"))
     yield stepper
     stepper.core.shutdown()
 

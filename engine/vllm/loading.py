@@ -1,0 +1,69 @@
+"""Builds vLLM's EngineCore for a family's model, in this process and on the calling thread.
+
+Importing this module imports vLLM (about 9 s on two cores): `environment.prepare_process` comes before.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import vllm
+from vllm.config import VllmConfig
+from vllm.engine.arg_utils import EngineArgs
+from vllm.model_executor.models.registry import ModelRegistry
+from vllm.usage.usage_lib import UsageContext
+from vllm.v1.engine.core import EngineCore
+from vllm.v1.executor import Executor
+
+from engine.engine import EngineError
+from engine.models.family import EngineRecipe
+from engine.vllm.scheduler import AsyncParkingScheduler, ParkingScheduler
+from engine.vllm.settings import VllmSettings, engine_arguments, max_model_len
+
+VLLM_VERSION = "0.32.0"
+
+
+def load(recipe: EngineRecipe, settings: VllmSettings) -> EngineCore:
+    """Load the model. Raises EngineError where the options do not fit it, and whatever vLLM raises."""
+    if vllm.__version__.split("+")[0] != VLLM_VERSION:
+        raise EngineError(f"vLLM {VLLM_VERSION} is needed, {vllm.__version__} is installed")
+    _register_models(recipe.model_dir)
+    scheduler_cls = AsyncParkingScheduler if settings.is_async else ParkingScheduler
+    arguments = engine_arguments(recipe, settings, scheduler_cls)
+    config = EngineArgs(**arguments).create_engine_config(UsageContext.ENGINE_CONTEXT)
+    _check_pool(config, recipe, settings)
+    return EngineCore(config, Executor.get_class(config), log_stats=False)
+
+
+def _register_models(model_dir: Path) -> None:
+    """Import the model's class here: vLLM would inspect it in a child process, which lacks our repairs."""
+    path = model_dir / "config.json"
+    if not path.is_file():
+        raise EngineError(f"no model in {model_dir}: config.json is missing")
+    for architecture in json.loads(path.read_text()).get("architectures") or ():
+        registered = ModelRegistry.models.get(architecture)
+        if registered is not None:
+            ModelRegistry.register_model(architecture, registered.load_model_cls())
+
+
+def _check_pool(config: VllmConfig, recipe: EngineRecipe, settings: VllmSettings) -> None:
+    """A pool that cannot hold one whole session would fail late, and in vLLM's words."""
+    if settings.kv_cache_bytes is None:
+        return
+    model, parallel = config.model_config, config.parallel_config
+    if model.is_hybrid or model.use_mla:
+        return  # their caches are of another shape; vLLM has its own check
+    dtype_bytes = model.dtype.itemsize
+    token_bytes = (
+        2 * model.get_num_layers(parallel) * model.get_num_kv_heads(parallel) * model.get_head_size()
+    ) * dtype_bytes
+    block_size = config.cache_config.block_size
+    num_blocks = -(-max_model_len(recipe, settings) // block_size) + 1
+    needed = num_blocks * block_size * token_bytes
+    if settings.kv_cache_bytes < needed:
+        raise EngineError(
+            f"kv_cache_bytes={settings.kv_cache_bytes} cannot hold one session of "
+            f"max_session_tokens={max_model_len(recipe, settings)}, which takes {needed}: "
+            "raise the one or lower the other"
+        )
