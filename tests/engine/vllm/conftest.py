@@ -29,14 +29,23 @@ def family(model_dir: Path):
 
 
 @pytest.fixture(scope="module")
-def module_stepper(family) -> Iterator:
-    from engine.vllm.core import SessionCore
+def engine_core(family) -> Iterator:
     from engine.vllm.loading import load
-    from tests.engine.vllm.stepper import SETTINGS, Stepper
+    from tests.engine.vllm.stepper import SETTINGS
 
-    stepper = Stepper(SessionCore(load(family.engine_recipe(), SETTINGS), "audio"))
-    yield stepper
-    stepper.core.shutdown()
+    core = load(family.engine_recipe(), SETTINGS)
+    yield core
+    core.shutdown()
+
+
+@pytest.fixture(scope="module", params=["sync", "async"])
+def module_stepper(request: pytest.FixtureRequest, engine_core):
+    """sync: the real model as the CPU runs it. async: two steps in flight as on CUDA, a model on paper."""
+    from engine.vllm.core import SessionCore
+    from tests.engine.vllm.paper_runner import async_core
+    from tests.engine.vllm.stepper import Stepper
+
+    return Stepper(SessionCore(engine_core if request.param == "sync" else async_core(engine_core), "audio"))
 
 
 @pytest.fixture

@@ -14,6 +14,15 @@ pytestmark = pytest.mark.vllm
 MODE = TurnMode.CONTINUOUS
 
 
+@pytest.fixture(scope="module")
+def module_stepper(engine_core):
+    """Only the real model has an encoder."""
+    from engine.vllm.core import SessionCore
+    from tests.engine.vllm.stepper import Stepper
+
+    return Stepper(SessionCore(engine_core, "audio"))
+
+
 def sound(seed: int, seconds: float) -> np.ndarray:
     rng = np.random.default_rng(seed)
     time_s = np.arange(int(seconds * SAMPLE_RATE)) / SAMPLE_RATE

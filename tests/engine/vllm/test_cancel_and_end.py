@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from engine.types import Finish
-from engine.vllm.scheduler import RequestStatus
+from engine.vllm.scheduler import AsyncParkingScheduler, RequestStatus
 
 pytestmark = pytest.mark.vllm
 
@@ -151,3 +151,21 @@ def test_end_right_after_cancel(stepper):
         stepper.run_idle()
         stepper.check_empty()
         stepper.results.clear()
+
+
+def test_a_step_in_flight_for_a_cancelled_turn_is_dropped(stepper):
+    """Asynchronous scheduling only: the token of the step under way must reach nobody."""
+    if not isinstance(stepper.scheduler, AsyncParkingScheduler):
+        pytest.skip("no step is ever in flight")
+    work = into_state(stepper, "decoding")
+    request = stepper.core._sessions["a"].request
+    assert request.num_in_flight_tokens > 0
+    assert stepper.core._core.batch_queue
+    stepper.cancel("a")
+    assert request.num_stale_output_tokens == request.num_in_flight_tokens
+    said = stepper.tokens(work)
+    follow_up = stepper.work("a", (said[-1], 40, 41), 4)  # even before that step has returned
+    fresh = stepper.work("b", (*PROMPT, *said, 40, 41), 4)
+    stepper.run(follow_up, fresh)
+    assert stepper.tokens(follow_up) == stepper.tokens(fresh)
+    assert stepper.tokens(work) == said
