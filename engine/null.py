@@ -126,15 +126,14 @@ class NullCore:
     def _step_one(self, state: _State, work: Work) -> Result:
         said: tuple[int, ...] = ()
         finish: Finish | None = None
+        if not state.is_fed:
+            self._feed(state, work)
         if state.is_cancelled:
             finish = Finish.CANCELLED
+        elif work.max_tokens == 0:
+            finish = Finish.FED
         else:
-            if not state.is_fed:
-                self._feed(state, work)
-            if work.max_tokens == 0:
-                finish = Finish.FED
-            else:
-                said, finish = self._decode(state, work)
+            said, finish = self._decode(state, work)
         if finish is not None:
             state.work = None
         return Result(work.session_id, work.generation, work.seq, said, finish, state.num_kv_tokens)

@@ -94,7 +94,7 @@ class Finish(enum.StrEnum):
     FED = "fed"  # tokens taken in, nothing was to be decoded
     STOP = "stop"  # the model stopped
     LENGTH = "length"  # max_tokens decoded
-    CANCELLED = "cancelled"  # `Engine.cancel`; the session's state lives on
+    CANCELLED = "cancelled"  # `Engine.cancel`; the work's tokens were taken in, the session's state lives on
     REFUSED = "refused"  # the work could not be run (see Result.error); the session's state is gone
 
 
