@@ -7,13 +7,11 @@ import contextlib
 import logging
 import signal
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from types import FrameType
 
 import uvicorn
 from fastapi import FastAPI
-from rich.progress import Progress as RichProgress
-from rich.progress import TaskID
 
 from app import http, stream
 from app.connection import Connection
@@ -24,7 +22,7 @@ from engine.conductor import Conductor, Phase
 from engine.config import SessionConfig
 from engine.models import load_family, load_vad_file
 from engine.models.null import NullFamily
-from engine.models.prepare import PrepareError, Progress
+from engine.models.prepare import PrepareError, progress_bar
 from engine.null import NullEngine
 from engine.rehearsal import rehearse
 
@@ -140,7 +138,7 @@ def prepare(settings: Settings) -> MakeService:
         detector = SpeechDetector(load_vad_file(settings.cache_dir, report))
         if settings.model == "null":
             return lambda: build(settings, NullFamily(), NullEngine, detector)
-        family = load_family(settings.model, settings.cache_dir, report, threads=settings.threads or 1)
+        family = load_family(settings.model, settings.cache_dir, report)
     # Here: the null model needs no vLLM.
     from engine.vllm.engine import VllmEngine
     from engine.vllm.environment import prepare_process
@@ -159,21 +157,6 @@ def prepare(settings: Settings) -> MakeService:
     return lambda: build(
         settings, family, lambda: VllmEngine(family.engine_recipe(), engine_settings), detector
     )
-
-
-@contextlib.contextmanager
-def progress_bar() -> Iterator[Progress]:
-    """What is being prepared, on the terminal; nothing where there is nothing to do."""
-    bar = RichProgress(transient=True)
-    tasks: dict[str, TaskID] = {}
-
-    def report(what: str, fraction: float) -> None:
-        if what not in tasks:
-            tasks[what] = bar.add_task(what, total=1.0)
-        bar.update(tasks[what], completed=fraction)
-
-    with bar:
-        yield report
 
 
 def _print_urls(settings: Settings) -> None:

@@ -21,6 +21,7 @@ from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from engine.aimd import AimdConfig
+from engine.models import DEFAULT_FAMILY
 
 ENV_PREFIX = "METRONOME_"
 OTHER_ENV_PREFIXES = ("METRONOME_TALK_", "METRONOME_TEST_")  # not the server's, so none of its business
@@ -145,7 +146,7 @@ class Settings(BaseSettings):
     host: str = Field(default="127.0.0.1", min_length=1, description="Address to listen on; 0.0.0.0 for all")
     port: int = Field(default=8000, ge=0, le=65_535, description="Port to listen on; 0: any free one")
     model: str = Field(
-        default="smollm2", min_length=1, description="Model family; null: echoes, needs no model"
+        default=DEFAULT_FAMILY, min_length=1, description="Model family; null: echoes, needs no model"
     )
     device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="Where the model runs")
     cache_dir: Path = Field(default=Path("~/.cache/metronome"), description="Where prepared models are kept")

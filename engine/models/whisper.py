@@ -17,6 +17,7 @@ from pathlib import Path
 import ctranslate2
 import numpy as np
 import numpy.typing as npt
+from faster_whisper.feature_extractor import FeatureExtractor
 from tokenizers import Tokenizer
 
 from engine.types import SAMPLE_RATE, Pcm
@@ -25,9 +26,7 @@ WINDOWS_S = (15, 30)
 TAIL_S = 1.5
 MAX_AUDIO_S = WINDOWS_S[-1] - TAIL_S
 
-HOP = 160
-N_FFT = 400
-NUM_MELS = 80
+HOP = 160  # samples between two frames of the spectrogram
 
 NO_AUDIO_RMS = 1e-4  # -80 dBFS: no microphone, not even a quiet room
 NO_SPEECH_PROB = 0.6  # measured: noise, hum, tones, clicks and babble over 0.65, speech under 0.4
@@ -123,35 +122,11 @@ def believe(text: str, no_speech_prob: float, logprob: float) -> Heard:
 
 
 def log_mel(audio: Pcm, window: int) -> npt.NDArray[np.float32]:
-    """Whisper's log-mel spectrogram [NUM_MELS, window * 100] of the audio with silence after it.
-
-    Source: openai/whisper audio.py. Computed over the audio only: silence is the floor everywhere.
-    """
-    num_frames = window * SAMPLE_RATE // HOP
-    audio = audio[: window * SAMPLE_RATE].astype(np.float32, copy=False)
-    padded = np.pad(np.pad(audio, (0, N_FFT)), N_FFT // 2, mode="reflect")
-    frames = np.lib.stride_tricks.sliding_window_view(padded, N_FFT)[::HOP][:num_frames]
-    power = np.square(np.abs(np.fft.rfft(frames * _WINDOW, axis=1)))
-    log = np.log10(np.maximum(power @ _MEL_FILTERS.T, 1e-10)).T
-    floor = max(float(log.max()) - 8.0, -10.0)
-    out = np.full((NUM_MELS, num_frames), floor, dtype=np.float32)
-    np.maximum(log, floor, out=out[:, : log.shape[1]])
-    return (out + 4.0) / 4.0
+    """Whisper's log-mel spectrogram [80, window * 100] of the audio with silence after it."""
+    num_samples = window * SAMPLE_RATE
+    padded = np.zeros(num_samples, np.float32)
+    padded[: len(audio)] = audio[:num_samples]
+    return _EXTRACTOR(padded)[:, : num_samples // HOP]
 
 
-def _mel_filters() -> npt.NDArray[np.float32]:
-    """Slaney's mel filters [NUM_MELS, N_FFT // 2 + 1]: linear to 1 kHz, logarithmic above, of equal area."""
-    step_hz, break_hz = 200.0 / 3, 1_000.0
-    log_step = np.log(6.4) / 27
-    break_mel = break_hz / step_hz
-    top_mel = break_mel + np.log(SAMPLE_RATE / 2 / break_hz) / log_step
-    mels = np.linspace(0.0, top_mel, NUM_MELS + 2)
-    edges = np.where(mels < break_mel, mels * step_hz, break_hz * np.exp(log_step * (mels - break_mel)))
-    distance = edges[:, None] - np.fft.rfftfreq(N_FFT, 1 / SAMPLE_RATE)[None, :]
-    width = np.diff(edges)[:, None]
-    triangles = np.maximum(0.0, np.minimum(-distance[:-2] / width[:-1], distance[2:] / width[1:]))
-    return (triangles * (2.0 / (edges[2:] - edges[:-2]))[:, None]).astype(np.float32)
-
-
-_WINDOW = np.hanning(N_FFT + 1)[:-1].astype(np.float32)
-_MEL_FILTERS = _mel_filters()
+_EXTRACTOR = FeatureExtractor()

@@ -7,8 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from engine.models import whisper
-from engine.models.whisper import NOTHING, Whisper, believe, log_mel, window_s
+from engine.models.whisper import NOTHING, Whisper, believe, window_s
 
 RATE = 16_000
 Recordings = dict[str, np.ndarray]
@@ -79,18 +78,6 @@ def test_short_and_overlong_audio_is_no_error(model: Whisper, recordings: Record
 )
 def test_believe(text: str, no_speech_prob: float, logprob: float, words: tuple[str, ...]) -> None:
     assert believe(text, no_speech_prob, logprob).words == words
-
-
-def test_log_mel_is_whispers(recordings: Recordings) -> None:
-    """Against faster-whisper's, which is computed over the padded window."""
-    from faster_whisper.feature_extractor import FeatureExtractor
-
-    reference = FeatureExtractor()
-    for window in whisper.WINDOWS_S:
-        for audio in recordings.values():
-            padded = np.pad(audio, (0, window * RATE - len(audio)))
-            want = reference(padded, padding=0)[:, : window * 100]
-            np.testing.assert_allclose(log_mel(audio, window), want, atol=1e-4)
 
 
 def test_refuses_another_model(whisper_dir: Path, tmp_path: Path) -> None:
