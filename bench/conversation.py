@@ -1,0 +1,100 @@
+"""End of speech to first text, the sessions that hold the budget, and memory: the default model on this CPU.
+
+    python -m bench.conversation [--turns 6] [--out bench/results/conversation.json]
+
+Server and clients share the machine. Each session speaks real recordings in real time with its own phase and
+pauses between turns as people do; the silence that ends a turn (500 ms) is part of what is measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import statistics
+from pathlib import Path
+
+import numpy as np
+import soundfile
+
+from bench.server_process import ServerProcess, machine, served
+from bench.speaker import Speaker
+
+SPEECH = Path(__file__).parents[1] / "tests" / "data" / "speech"
+NAMES = ("austen-0870.wav", "austen-0880.wav", "austen-0890.wav")  # 7.1, 3.0 and 5.3 s, one turn each
+BUDGET_MS = 2000.0
+TARGET_MS = 0.3 * BUDGET_MS
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--turns", type=int, default=6, help="turns of each session")
+    parser.add_argument("--sessions", type=int, nargs="+", default=[1, 2, 4, 6, 8, 12])
+    parser.add_argument("--out", type=Path, default=Path("bench/results/conversation.json"))
+    options = parser.parse_args()
+    about = machine()
+    rows, memory = [], {}
+    # The gate stands open, so that the machine's limit shows and not the gate's.
+    most = str(max(options.sessions))
+    with served("--aimd-initial", most, "--aimd-minimum", most, "--max-sessions", most) as server:
+        memory["ready_mib"] = server.resident_mib()
+        for count in options.sessions:
+            rows.append(asyncio.run(measure(server, count, options.turns)))
+            memory[f"after_{count}_sessions_mib"] = server.resident_mib()
+            print(json.dumps(rows[-1]))
+        result = {"machine": about, "start_s": server.start_s, "memory": memory, "rows": rows}
+    holding = [row["sessions"] for row in rows if row["holds_budget"]]
+    result["sessions_that_hold_the_budget"] = max(holding, default=0)
+    options.out.write_text(json.dumps(result, indent=1) + "\n")
+    print(table(result))
+
+
+async def measure(server: ServerProcess, count: int, turns: int) -> dict[str, object]:
+    rng = random.Random(count)
+    recordings = [soundfile.read(SPEECH / name, dtype="int16")[0] for name in NAMES]
+    speakers = [Speaker(server.url, 16_000) for _ in range(count)]
+
+    async def run(i: int, speaker: Speaker) -> None:
+        await asyncio.sleep(rng.uniform(0.0, 6.0))
+        said: list[np.ndarray] = [recordings[(i + turn) % len(recordings)] for turn in range(turns)]
+        await speaker.run(said, pause_s=rng.uniform(1.0, 3.0))
+
+    await asyncio.gather(*(run(i, speaker) for i, speaker in enumerate(speakers)))
+    first = [t.first_text_s for s in speakers for t in s.turns if t.first_text_s is not None]
+    late = sorted(ms for s in speakers for ms in s.ticks_ms)
+    p50, p99 = quantile(late, 0.5), quantile(late, 0.99)
+    return {
+        "sessions": count,
+        "turns": sum(len(s.turns) for s in speakers),
+        "unanswered": sum(t.first_text_s is None for s in speakers for t in s.turns),
+        "first_text_ms": {
+            "median": round(1000 * statistics.median(first)),
+            "p10": round(1000 * quantile(sorted(first), 0.1)),
+            "p90": round(1000 * quantile(sorted(first), 0.9)),
+        },
+        "lateness_ms": {"p50": p50, "p99": p99, "ticks": len(late)},
+        "holds_budget": p50 < TARGET_MS and p99 < BUDGET_MS,
+    }
+
+
+def quantile(ordered: list[float], fraction: float) -> float:
+    return ordered[int(fraction * (len(ordered) - 1))]
+
+
+def table(result: dict) -> str:
+    lines = [
+        "| sessions | turns | end of speech to first text: median (p10-p90), ms | lateness p50 / p99, ms |",
+        "|---|---|---|---|",
+    ]
+    for row in result["rows"]:
+        text, late = row["first_text_ms"], row["lateness_ms"]
+        lines.append(
+            f"| {row['sessions']} | {row['turns']} | {text['median']} ({text['p10']}-{text['p90']}) "
+            f"| {late['p50']:.0f} / {late['p99']:.0f} |"
+        )
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()
