@@ -73,7 +73,7 @@ class SpeechGate:
             if endpoint.edge is Edge.STARTED:
                 self._passed = max(endpoint.position, self._position - len(self._recent))
                 items.append(SpeechBegan(endpoint.position))
-            elif endpoint.edge is Edge.STOPPED:
+            else:
                 items += self._pass_until(endpoint.position)
                 items.append(SpeechEnded(endpoint.position))
         if self._endpointer.is_speaking:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -20,21 +19,16 @@ class EndpointerConfig:
     min_speech_ms: int = 128  # shorter sounds (clicks, coughs) start nothing
     pre_roll_ms: int = 300  # audio from before the first window of speech that belongs to the turn
     stop_silence_ms: int = 550  # so much silence ends the turn
-    max_segment_ms: int = 25_000  # longer speech is cut into segments ...
-    cut_within_ms: int = 4_000  # ... at the quietest window of this last part
 
     def __post_init__(self) -> None:
         if not 0.0 < self.release <= self.threshold <= 1.0:
             raise ValueError(f"not 0 < release {self.release} <= threshold {self.threshold} <= 1")
         if min(self.min_speech_ms, self.stop_silence_ms) <= 0 or self.pre_roll_ms < 0:
             raise ValueError("min_speech_ms and stop_silence_ms must be over 0, pre_roll_ms at least 0")
-        if not 0 < self.cut_within_ms < self.max_segment_ms:
-            raise ValueError(f"not 0 < cut_within_ms {self.cut_within_ms} < {self.max_segment_ms}")
 
 
 class Edge(enum.StrEnum):
     STARTED = "started"  # position: where the turn's audio begins, pre-roll included
-    CUT = "cut"  # position: where one segment ends and the next begins; speech goes on
     STOPPED = "stopped"  # position: the end of the turn's audio
 
 
@@ -45,22 +39,19 @@ class Endpoint:
 
 
 class Endpointer:
-    """One session's turns. Edges alternate: STARTED, any CUTs, STOPPED; positions never go back.
+    """One session's turns. Edges alternate: STARTED, STOPPED; positions never go back.
 
     A start is known `min_speech_ms` after it happened, so keep `pre_roll_ms` + `min_speech_ms` of audio.
-    State is a few numbers and the probabilities of the last `cut_within_ms`.
+    State is a few numbers.
     """
 
     def __init__(self, config: EndpointerConfig = EndpointerConfig()) -> None:
         self._config = config
         self._min_speech = _windows(config.min_speech_ms)
         self._stop_silence = _windows(config.stop_silence_ms)
-        self._max_segment = _windows(config.max_segment_ms)
-        self._recent: deque[float] = deque(maxlen=_windows(config.cut_within_ms))
         self._pre_roll = config.pre_roll_ms * SAMPLE_RATE // 1000
         self._window = 0  # windows seen
         self._run = 0  # windows in a row of speech (while silent) or of silence (while speaking)
-        self._segment = 0  # windows of the current segment
         self._edge = 0  # position of the last edge
         self.is_speaking = False
 
@@ -76,42 +67,20 @@ class Endpointer:
                 found.append(endpoint)
         return found
 
-    def stop(self) -> Endpoint | None:
-        """End the turn here and now (a commit, the end of the stream); None if nobody speaks."""
-        self._run = 0
-        if not self.is_speaking:
-            return None
-        self.is_speaking = False
-        self._edge = self._window * WINDOW_SAMPLES
-        return Endpoint(Edge.STOPPED, self._edge)
-
     def _silent(self, probability: float) -> Endpoint | None:
         self._run = self._run + 1 if probability >= self._config.threshold else 0
         if self._run < self._min_speech:
             return None
         first = (self._window - self._run) * WINDOW_SAMPLES
-        self.is_speaking, self._segment, self._run = True, self._run, 0
-        self._recent.clear()
+        self.is_speaking, self._run = True, 0
         return Endpoint(Edge.STARTED, max(first - self._pre_roll, self._edge))
 
     def _speaking(self, probability: float) -> Endpoint | None:
-        self._segment += 1
-        self._recent.append(probability)
         self._run = self._run + 1 if probability < self._config.release else 0
-        if self._run >= self._stop_silence:
-            self.is_speaking, self._run = False, 0
-            return Endpoint(Edge.STOPPED, self._window * WINDOW_SAMPLES)
-        if self._segment >= self._max_segment:
-            return self._cut()
-        return None
-
-    def _cut(self) -> Endpoint:
-        """End the segment in the middle of the quietest recent window, of several the latest."""
-        quietest = min(self._recent)
-        back = next(i for i, p in enumerate(reversed(self._recent)) if p == quietest)
-        self._segment = back
-        self._recent = deque(list(self._recent)[len(self._recent) - back :], maxlen=self._recent.maxlen)
-        return Endpoint(Edge.CUT, (self._window - back) * WINDOW_SAMPLES - WINDOW_SAMPLES // 2)
+        if self._run < self._stop_silence:
+            return None
+        self.is_speaking, self._run = False, 0
+        return Endpoint(Edge.STOPPED, self._window * WINDOW_SAMPLES)
 
 
 def _windows(duration_ms: int) -> int:

@@ -12,10 +12,8 @@ W = 512  # samples of a window
 
 
 def endpointer(**changes: float) -> Endpointer:
-    """4 windows of speech start, 5 of silence stop, no pre-roll, segments of 40 windows."""
-    values = dict(
-        min_speech_ms=128, stop_silence_ms=160, pre_roll_ms=0, max_segment_ms=1_280, cut_within_ms=320
-    )
+    """4 windows of speech start, 5 of silence stop, no pre-roll."""
+    values = dict(min_speech_ms=128, stop_silence_ms=160, pre_roll_ms=0)
     return Endpointer(EndpointerConfig(**(values | changes)))  # type: ignore[arg-type]
 
 
@@ -56,27 +54,6 @@ def test_a_pause_shorter_than_the_end_does_not_end() -> None:
     assert ears.push(([0.0] * 4 + [0.9]) * 6) == []
 
 
-def test_long_speech_is_cut_where_it_is_quietest() -> None:
-    ears = endpointer()
-    speech = [0.9] * 40
-    speech[34] = 0.5
-    assert ears.push(speech) == [Endpoint(Edge.STARTED, 0), Endpoint(Edge.CUT, 34 * W + W // 2)]
-    assert ears.is_speaking
-    # the new segment counts from the cut: 35 windows to its own
-    assert ears.push([0.9] * 34) == []
-    [cut] = ears.push([0.9])
-    assert cut == Endpoint(Edge.CUT, 75 * W - W // 2)  # all alike: the latest
-
-
-def test_stop_ends_the_turn_at_once() -> None:
-    ears = endpointer()
-    assert ears.stop() is None
-    ears.push([0.9] * 7)
-    assert ears.stop() == Endpoint(Edge.STOPPED, 7 * W)
-    assert ears.stop() is None
-    assert ears.push([0.9] * 4) == [Endpoint(Edge.STARTED, 7 * W)]
-
-
 @given(st.lists(st.sampled_from([0.0, 0.4, 0.6, 1.0]), max_size=400), st.integers(1, 30))
 def test_edges_alternate_and_positions_never_go_back(probabilities: list[float], step: int) -> None:
     whole = endpointer(pre_roll_ms=200).push(probabilities)
@@ -87,8 +64,6 @@ def test_edges_alternate_and_positions_never_go_back(probabilities: list[float],
     for endpoint in whole:
         assert (endpoint.edge is Edge.STARTED) is not speaking
         assert position <= endpoint.position <= len(probabilities) * W
-        if endpoint.edge is not Edge.STARTED:
-            assert endpoint.position - position <= 42 * W + 200 * 16
         speaking, position = endpoint.edge is not Edge.STOPPED, endpoint.position
     assert speaking is ears.is_speaking
 
@@ -102,7 +77,6 @@ def test_edges_alternate_and_positions_never_go_back(probabilities: list[float],
         {"min_speech_ms": 0},
         {"stop_silence_ms": 0},
         {"pre_roll_ms": -1},
-        {"cut_within_ms": 25_000},
     ],
 )
 def test_refuses_senseless_settings(bad: dict[str, float]) -> None:
