@@ -7,10 +7,11 @@ bench/sink_window_compare.py adds vLLM's kernels and FlashAttention-3 on the sam
 
 from __future__ import annotations
 
+import itertools
 import statistics
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from itertools import pairwise
 
 import torch
 
@@ -45,15 +46,14 @@ class Inputs:
     def max_seq_len(self) -> int:
         return max(seq_len for seq_len, _, _ in self.case.rows)
 
-    @property
-    def bytes_moved(self) -> int:
-        """Fewest bytes of one launch: visible keys and values once, queries and outputs once."""
-        rows = {row: len(cases.visible_positions(row, self.case.window)) for row in set(self.case.rows)}
-        slot = 2 * self.case.num_kv_heads * self.case.head_size * self.key_cache.element_size()
-        return (
-            sum(rows[row] for row in self.case.rows) * slot
-            + 2 * self.query.numel() * self.query.element_size()
-        )
+
+def bytes_moved(case: cases.Case) -> int:
+    """Fewest bytes of one launch: visible keys and values once, queries and outputs once."""
+    keys = {row: len(cases.visible_positions(row, case.window)) for row in set(case.rows)}
+    slot = 2 * case.num_kv_heads * case.head_size * (case.kv_dtype or case.dtype).itemsize
+    num_tokens = sum(query_len for _, query_len, _ in case.rows)
+    rows = 2 * num_tokens * case.num_heads * case.head_size * case.dtype.itemsize
+    return sum(keys[row] for row in case.rows) * slot + rows
 
 
 def make_inputs(
@@ -64,6 +64,7 @@ def make_inputs(
     layout "NHD" is vLLM's default, [block][slot][head][key, value]; "HND" is [block][head][slot][key, value].
     """
     device, bs, heads, size = pool.device, case.block_size, case.num_kv_heads, case.head_size
+    pool = pool[: len(pool) // (bs * heads * 2 * size) * (bs * heads * 2 * size)]
     shape = (-1, bs, heads, 2 * size) if layout == "NHD" else (-1, heads, bs, 2 * size)
     cache = pool.view(shape) if layout == "NHD" else pool.view(shape).transpose(1, 2)
     num_blocks, batch = cache.shape[0], len(case.rows)
@@ -111,7 +112,7 @@ def make_pool(num_bytes: int, dtype: torch.dtype = torch.bfloat16, device: str =
 
 def ours(inputs: Inputs, config: Config | None = None) -> list[Callable[[], None]]:
     """One launch of our kernel for each of the rotating tables."""
-    case = inputs.case
+    case, one = inputs.case, torch.ones(1, device=inputs.query.device)
 
     def launch(table: torch.Tensor) -> Callable[[], None]:
         return lambda: sink_window_attention(
@@ -127,6 +128,8 @@ def ours(inputs: Inputs, config: Config | None = None) -> list[Callable[[], None
             case.head_size**-0.5,
             inputs.out,
             inputs.scratch,
+            k_scale=one,
+            v_scale=one,
             config=config,
         )
 
@@ -134,7 +137,10 @@ def ours(inputs: Inputs, config: Config | None = None) -> list[Callable[[], None
 
 
 def time_us(launches: list[Callable[[], None]], replays: int = 15) -> float:
-    """Median time of one launch in microseconds: graph replays of all launches in turn, two warm-ups."""
+    """Median time of one launch in microseconds: graph replays of all launches in turn.
+
+    Replays for 30 ms first (twice at least), so that the clocks are those of a busy card.
+    """
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -145,12 +151,18 @@ def time_us(launches: list[Callable[[], None]], replays: int = 15) -> float:
     with torch.cuda.graph(graph):
         for launch in launches:
             launch()
-    events = [torch.cuda.Event(enable_timing=True) for _ in range(replays + 3)]
+    started = time.perf_counter()
+    for count in itertools.count(1):
+        graph.replay()
+        torch.cuda.synchronize()
+        if count >= 2 and time.perf_counter() - started > 0.03:
+            break
+    events = [torch.cuda.Event(enable_timing=True) for _ in range(replays + 1)]
     for event in events:
         event.record()
         graph.replay()
     torch.cuda.synchronize()
-    times = [a.elapsed_time(b) for a, b in pairwise(events[2:])]
+    times = [a.elapsed_time(b) for a, b in itertools.pairwise(events)]
     return statistics.median(times) * 1e3 / len(launches)
 
 
@@ -166,7 +178,7 @@ def copy_bytes_per_s(num_bytes: int = 2**32) -> float:
         event.record()
         target.copy_(source)
     torch.cuda.synchronize()
-    times = [a.elapsed_time(b) for a, b in pairwise(events[1:])]
+    times = [a.elapsed_time(b) for a, b in itertools.pairwise(events[1:])]
     return 2 * num_bytes / (statistics.median(times) * 1e-3)
 
 
@@ -182,7 +194,7 @@ def main() -> None:
     for case in shapes:
         inputs = make_inputs(case, pool)
         us = time_us(ours(inputs, default_config(case.head_size, case.window)))
-        share = inputs.bytes_moved / (us * 1e-6) / copy
+        share = bytes_moved(case) / (us * 1e-6) / copy
         print(f"{case.name:45} {us:9.1f} us {100 * share:5.1f} % of the copy's bandwidth")
 
 

@@ -79,7 +79,9 @@ def decode_kernel(
     query_offs = token * query_stride_token + q_head[:, None] * query_stride_head + offs_d[None, :]
     q = tl.load(query_ptr + query_offs, mask=real, other=0.0)
     if KV_IS_FP8:
-        scale_log2 *= tl.load(k_scale_ptr)
+        # fp8 widens to fp16 in one instruction, to bf16 in several. A sixty-fourth of a bf16 query fits fp16.
+        q = (q.to(tl.float32) * 0.015625).to(tl.float16)
+        scale_log2 *= 64.0 * tl.load(k_scale_ptr)
 
     table_row = block_table_ptr + seq.to(tl.int64) * block_table_stride
     key_row = key_ptr + kv_head.to(tl.int64) * cache_stride_head + offs_d[None, :]
@@ -229,7 +231,8 @@ def mixed_kernel(
     q = tl.load(query_ptr + query_offs, mask=real, other=0.0)
     query_pos = context_len + query_index
     if KV_IS_FP8:
-        scale *= tl.load(k_scale_ptr)
+        q = (q.to(tl.float32) * 0.015625).to(tl.float16)  # as in decode_kernel
+        scale *= 64.0 * tl.load(k_scale_ptr)
 
     table_row = block_table_ptr + tl.cast(seq, tl.int64) * block_table_stride
     key_row = key_ptr + kv_head.to(tl.int64) * cache_stride_head + offs_d[None, :]

@@ -22,12 +22,12 @@ class Config:
 
     num_splits: int  # programs that share the visible keys of a decode, per KV head
     decode_tile: int  # keys per step, a power of two
-    decode_stages: int
     block_m: int  # rows (pairs of a query and a head of its group) per mixed program
     mixed_tile: int
-    mixed_stages: int
-    decode_warps: int = 4
     mixed_warps: int = 4
+    mixed_stages: int = 3
+    decode_warps: int = 4
+    decode_stages: int = 3
     split_align: int = 32  # a split is a multiple of so many keys
     split_decodes: bool = True  # False: mixed_kernel takes sequences of one query too
     stock_rounding: bool = False  # True: mixed_kernel rounds in the order of vLLM's stock kernel
@@ -74,17 +74,15 @@ def num_splits(window: int | None) -> int:
     return min(16, -(-window // 256)) if window else 16
 
 
-def default_config(head_size: int, window: int | None, kv_dtype: torch.dtype = torch.bfloat16) -> Config:
+def default_config(head_size: int, window: int | None) -> Config:
     """The configuration measured best on an H200 (bench/results/sink_window.md)."""
     wide = head_size > 128
-    row_bytes = triton.next_power_of_2(head_size) * kv_dtype.itemsize
     return Config(
         num_splits=num_splits(window),
-        decode_tile=32 if row_bytes >= 256 else 64,
-        decode_stages=3,
-        block_m=64,
+        decode_tile=64 if head_size == 64 else 32,
+        block_m=128 if wide else 64,
         mixed_tile=32 if wide else 64,
-        mixed_stages=2 if wide else 3,
+        mixed_warps=8 if wide else 4,
     )
 
 
@@ -130,9 +128,11 @@ def sink_window_attention(
     num_tokens, num_heads, head_size = query.shape
     num_seqs = seq_lens.shape[0]
     _, block_size, num_kv_heads, _ = key_cache.shape
-    config = config or default_config(head_size, window, key_cache.dtype)
+    config = config or default_config(head_size, window)
     _check_tensors(query, key_cache, value_cache, out)
     _check_batch(query, cu_seqlens_q, seq_lens, block_table, num_sink_tokens, window, scale)
+    if config.split_decodes:
+        _check_scratch(scratch, num_seqs, num_heads, num_kv_heads, head_size, config.num_splits)
     kv_is_fp8 = key_cache.dtype == FP8
     if kv_is_fp8 and (k_scale is None or v_scale is None):
         raise ValueError("an fp8 cache needs k_scale and v_scale")
@@ -166,7 +166,6 @@ def sink_window_attention(
         launch: Any = kernel.mixed_kernel[grid]
         launch(*tensors, mixed_scale, window, num_seqs, *strides, **options)
     if config.split_decodes:
-        _check_scratch(scratch, num_seqs, num_heads, num_kv_heads, head_size, config.num_splits)
         options = shape | {
             "num_kv_heads": num_kv_heads,
             "BLOCK_M": max(16, triton.next_power_of_2(group)),

@@ -43,7 +43,7 @@ def formula(case: Case, batch: Batch) -> torch.Tensor:
 
 def launch(case: Case, batch: Batch, config: Config | None = None) -> torch.Tensor:
     """The kernel's output for a batch, written over NaN. Also checks that the scratch is left reusable."""
-    config = config or default_config(case.head_size, case.window, batch.key_cache.dtype)
+    config = config or default_config(case.head_size, case.window)
     out = torch.full_like(batch.query, float("nan"))
     scratch = Scratch.allocate(
         max_num_seqs=len(case.rows) + 1,

@@ -21,10 +21,8 @@ pytestmark = [
 STOCK = Config(
     num_splits=1,
     decode_tile=64,
-    decode_stages=3,
     block_m=16,
     mixed_tile=32,
-    mixed_stages=3,
     split_decodes=False,
     stock_rounding=True,
 )
