@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import signal
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from types import FrameType
@@ -32,14 +31,19 @@ MakeService = Callable[[], Service]
 Rehearsal = Callable[[Conductor, SessionConfig], Awaitable[None]]
 
 
-def make_app(make_service: MakeService, rehearsal: Rehearsal = rehearse) -> FastAPI:
-    """The application over a service that is built on its event loop; ready when `rehearsal` succeeded."""
+def make_app(
+    make_service: MakeService, on_failure: Callable[[], None], rehearsal: Rehearsal = rehearse
+) -> FastAPI:
+    """The application over a service that is built on its event loop; ready when `rehearsal` succeeded.
+
+    `on_failure` is called when nothing can be served any more.
+    """
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         service = app.state.service = make_service()
         # Sockets and /health answer while the model loads: a balancer must see "starting", not a closed port.
-        task = asyncio.create_task(_live(service, rehearsal))
+        task = asyncio.create_task(_live(service, on_failure, rehearsal))
         try:
             yield
         finally:
@@ -53,8 +57,8 @@ def make_app(make_service: MakeService, rehearsal: Rehearsal = rehearse) -> Fast
     return app
 
 
-async def _live(service: Service, rehearsal: Rehearsal) -> None:
-    """Start, rehearse, beat. When it ends by itself the process must go: nothing would be served any more."""
+async def _live(service: Service, on_failure: Callable[[], None], rehearsal: Rehearsal) -> None:
+    """Start, rehearse, beat; returns only when the server failed."""
     conductor = service.conductor
     try:
         await conductor.start()
@@ -66,7 +70,7 @@ async def _live(service: Service, rehearsal: Rehearsal) -> None:
     except Exception:
         log.exception("the server failed")
     conductor.phase = Phase.FAILED
-    signal.raise_signal(signal.SIGTERM)
+    on_failure()
 
 
 class Server(uvicorn.Server):
@@ -103,12 +107,14 @@ def run(settings: Settings) -> None:
     logging.basicConfig(
         level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
+    logging.getLogger("uvicorn.error").setLevel(logging.WARNING)  # else two lines more for each session
     try:
         make_service = prepare(settings)
     except (PrepareError, ValueError) as error:
         print(f"metronome: {error}", file=sys.stderr)
         raise SystemExit(1) from None
-    app = make_app(make_service)
+    # When the server failed, the process goes, and its supervisor starts it anew.
+    app = make_app(make_service, on_failure=lambda: setattr(server, "should_exit", True))
     server = Server(uvicorn_config(app, settings), app, settings.drain_s)
     _print_urls(settings)
     server.run()

@@ -11,7 +11,8 @@ from dataclasses import replace
 import pytest
 from websockets.exceptions import ConnectionClosed
 
-from engine.engine import OnFailure, OnResults
+from engine.conductor import REBUILD_LIMIT, Phase
+from engine.engine import EngineError, OnFailure, OnResults
 from engine.null import DEFAULT_LIMITS, NullEngine
 from tests.support.serving import TIMEOUT_S, Client, Serving, serving
 from tests.support.stage import pcm
@@ -237,6 +238,38 @@ async def test_an_engine_that_dies_ends_its_sessions_with_1011_and_is_rebuilt():
         await server.until_ready()
         assert len(engines) == 2
         await still_works(server)
+
+
+async def test_an_engine_that_keeps_dying_fails_the_server_so_that_its_supervisor_restarts_it():
+    engines: list[NullEngine] = []
+
+    def make_engine() -> NullEngine:
+        engines.append(NullEngine())
+        return engines[-1]
+
+    async with serving(make_engine=make_engine) as server:
+        conductor = server.service.conductor
+        for deaths in range(1, REBUILD_LIMIT + 2):
+            engines[-1].break_down("worn out")
+            async with asyncio.timeout(TIMEOUT_S):
+                while len(engines) == deaths and not server.server.should_exit:
+                    await asyncio.sleep(0.01)
+                while conductor.phase is Phase.STARTING:
+                    await asyncio.sleep(0.01)
+        assert conductor.phase is Phase.FAILED and server.server.should_exit
+        assert len(engines) == REBUILD_LIMIT + 1
+
+
+async def test_a_server_whose_engine_does_not_start_fails():
+    class Broken(NullEngine):
+        def start(self, on_results: OnResults, on_failure: OnFailure) -> None:
+            raise EngineError("no such device")
+
+    async with serving(make_engine=Broken, wait=False) as server:
+        async with asyncio.timeout(TIMEOUT_S):
+            while not server.server.should_exit:
+                await asyncio.sleep(0.01)
+        assert server.service.conductor.phase is Phase.FAILED
 
 
 async def test_until_the_engine_has_started_callers_are_refused_and_health_says_starting():

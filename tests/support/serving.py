@@ -73,6 +73,7 @@ class Client:
 class Serving:
     service: Service
     port: int
+    server: uvicorn.Server
 
     @contextlib.asynccontextmanager
     async def client(self, **query: Any) -> AsyncIterator[Client]:
@@ -120,7 +121,11 @@ async def serving(
         load({("model",): "null", ("port",): 0} | {tuple(k.split("__")): v for k, v in options.items()})
     )
     detector = SpeechDetector(load_vad_file(settings.cache_dir))
-    app = make_app(lambda: build(settings, family or NullFamily(), make_engine, detector), rehearsal)
+    app = make_app(
+        lambda: build(settings, family or NullFamily(), make_engine, detector),
+        on_failure=lambda: setattr(server, "should_exit", True),
+        rehearsal=rehearsal,
+    )
     server = uvicorn.Server(uvicorn_config(app, settings))
     task = asyncio.create_task(server._serve())
     try:
@@ -129,7 +134,8 @@ async def serving(
                 if task.done():
                     task.result()
                 await asyncio.sleep(0.01)
-        running = Serving(app.state.service, server.servers[0].sockets[0].getsockname()[1])
+        ports = [socket.getsockname()[1] for s in server.servers for socket in s.sockets]
+        running = Serving(app.state.service, ports[0] if ports else 0, server)  # 0: it has stopped already
         if wait:
             await running.until_ready()
         yield running
