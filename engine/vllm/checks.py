@@ -19,6 +19,7 @@ class Bounds:
     vocab_size: int
     max_session_tokens: int
     max_item_tokens: int  # placeholders of one item with features; 0: the model takes none
+    max_head_tokens: int | None = None  # cap on S; None: everything is kept anyway
 
 
 def unfit(work: Work, num_kv_tokens: int, bounds: Bounds) -> str | None:
@@ -33,6 +34,13 @@ def unfit(work: Work, num_kv_tokens: int, bounds: Bounds) -> str | None:
         return (
             f"The session would grow beyond {bounds.max_session_tokens} tokens: {num_kv_tokens} are held, "
             f"{len(work.token_ids)} come in, {work.max_tokens} may be decoded."
+        )
+    if work.num_head_tokens < 0:
+        return f"num_head_tokens must not be negative, got {work.num_head_tokens}."
+    if bounds.max_head_tokens is not None and work.num_head_tokens > bounds.max_head_tokens:
+        return (
+            f"The conversation's head (template and instructions) has {work.num_head_tokens} tokens; this "
+            f"server keeps up to {bounds.max_head_tokens} for ever: shorten the instructions."
         )
     return _unfit_features(work.features, len(work.token_ids), bounds.max_item_tokens)
 

@@ -18,6 +18,8 @@ from engine.types import Finish, Result, Work
 from engine.vllm.checks import Bounds, unfit
 from engine.vllm.requests import RequestBuilder
 from engine.vllm.scheduler import ParkingScheduler
+from engine.vllm.sink_window.options import SinkWindowOptions
+from engine.vllm.sink_window.spec import blocks_per_session
 
 logger = logging.getLogger(__name__)
 
@@ -30,6 +32,7 @@ class _Session:
     session_id: str
     generation: int
     request_id: str
+    num_head_tokens: int  # S; its first work says it
     request: Request | None = None  # vLLM's record, from the first work on
     work: Work | None = None  # the unfinished one
     is_cancelled: bool = False  # that work's answer is not wanted any more
@@ -56,14 +59,16 @@ class SessionCore:
             max_session_tokens=scheduler.max_model_len - 1,
             num_kv_blocks=self._pool.num_gpu_blocks - 1,  # block 0 is vLLM's placeholder
             block_size_tokens=block_size,
-            blocks_per_session=-(-scheduler.max_model_len // block_size),
+            blocks_per_session=blocks_per_session(scheduler.kv_cache_config, config),
             max_batch_tokens=scheduler.max_num_scheduled_tokens,
         )
+        window = SinkWindowOptions.of(config)
         encoder_cache = scheduler.encoder_cache_manager.cache_size
         self._bounds = Bounds(
             vocab_size=config.model_config.get_vocab_size(),
             max_session_tokens=self.limits.max_session_tokens,
             max_item_tokens=(min(scheduler.max_num_encoder_input_tokens, encoder_cache) if modality else 0),
+            max_head_tokens=None if window is None else window.max_sink_tokens,
         )
         self._sessions: dict[str, _Session] = {}
         self._by_request: dict[str, _Session] = {}
@@ -162,15 +167,19 @@ class SessionCore:
             return f"Generation {work.generation} is over; the session is at {session.generation}."
         if session.work is not None:
             return f"Work {session.work.seq} of this session is not finished."
+        if work.num_head_tokens != session.num_head_tokens:
+            return (
+                f"A conversation's head cannot change: it has {session.num_head_tokens} tokens, this work "
+                f"says {work.num_head_tokens}."
+            )
         assert session.request is not None
         return unfit(work, session.request.num_computed_tokens, self._bounds)
 
     def _open(self, work: Work) -> _Session:
         # The number makes the id new for ever: what is in flight for an aborted request must find no other.
         self._num_requests += 1
-        session = _Session(
-            work.session_id, work.generation, f"{work.session_id}:{work.generation}:{self._num_requests}"
-        )
+        request_id = f"{work.session_id}:{work.generation}:{self._num_requests}"
+        session = _Session(work.session_id, work.generation, request_id, work.num_head_tokens)
         self._sessions[work.session_id] = session
         self._by_request[session.request_id] = session
         return session

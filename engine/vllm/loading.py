@@ -20,6 +20,7 @@ from engine.engine import EngineError
 from engine.models.family import EngineRecipe
 from engine.vllm.scheduler import AsyncParkingScheduler, ParkingScheduler
 from engine.vllm.settings import VllmSettings, engine_arguments, max_model_len
+from engine.vllm.sink_window import starting
 
 VLLM_VERSION = "0.32.0"
 
@@ -29,11 +30,15 @@ def load(recipe: EngineRecipe, settings: VllmSettings) -> EngineCore:
     if vllm.__version__.split("+")[0] != VLLM_VERSION:
         raise EngineError(f"vLLM {VLLM_VERSION} is needed, {vllm.__version__} is installed")
     _register_models(recipe.model_dir)
+    starting.register(settings.device)
     scheduler_cls = AsyncParkingScheduler if settings.is_async else ParkingScheduler
     arguments = engine_arguments(recipe, settings, scheduler_cls)
     config = EngineArgs(**arguments).create_engine_config(UsageContext.ENGINE_CONTEXT)
+    starting.check(config)
     _check_pool(config, recipe, settings)
-    return EngineCore(config, Executor.get_class(config), log_stats=False)
+    core = EngineCore(config, Executor.get_class(config), log_stats=False)
+    starting.report(config, core.scheduler.kv_cache_config)  # pyright: ignore[reportAttributeAccessIssue]
+    return core
 
 
 def _register_models(model_dir: Path) -> None:
@@ -59,7 +64,7 @@ def _check_pool(config: VllmConfig, recipe: EngineRecipe, settings: VllmSettings
         2 * model.get_num_layers(parallel) * model.get_num_kv_heads(parallel) * model.get_head_size()
     ) * dtype_bytes
     block_size = config.cache_config.block_size
-    num_blocks = -(-max_model_len(recipe, settings) // block_size) + 1
+    num_blocks = starting.max_session_blocks(config, block_size) + 1
     needed = num_blocks * block_size * token_bytes
     if settings.kv_cache_bytes < needed:
         raise EngineError(

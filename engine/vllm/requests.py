@@ -13,6 +13,7 @@ from vllm.sampling_params import SamplingParams
 from vllm.v1.engine import EngineCoreRequest
 
 from engine.types import Features, Work
+from engine.vllm.sink_window.heads import head_arguments
 
 
 class RequestBuilder:
@@ -79,4 +80,5 @@ def _sampling_params(work: Work) -> SamplingParams:
         seed=sampling.seed,
         stop_token_ids=list(sampling.stop_token_ids),
         detokenize=False,
+        extra_args=head_arguments(work.num_head_tokens),
     )

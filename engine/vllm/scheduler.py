@@ -14,6 +14,9 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request, RequestStatus, StreamingUpdate
 
+from engine.vllm.sink_window.heads import head_tokens
+from engine.vllm.sink_window.spec import SinkWindowManager
+
 
 class ParkingScheduler(Scheduler):
     """Parks idle sessions, cancels a turn without ending its session, and never lets a bad request in.
@@ -32,6 +35,9 @@ class ParkingScheduler(Scheduler):
     def _enqueue_waiting_request(self, request: Request) -> None:
         if request.status == RequestStatus.WAITING_FOR_STREAMING_REQ:
             self.parked[request.request_id] = request
+            # Else the gap its last chunk left would be held until its next one.
+            done = request.num_computed_tokens - request.num_in_flight_tokens
+            self.kv_cache_manager.remove_skipped_blocks(request.request_id, max(0, done))
         else:
             super()._enqueue_waiting_request(request)
 
@@ -51,6 +57,20 @@ class ParkingScheduler(Scheduler):
     def get_num_unfinished_requests(self) -> int:
         # vLLM takes the parked off the number in its queues, where ours are not.
         return super().get_num_unfinished_requests() + len(self.parked)
+
+    # bounded state
+
+    def _keep_head(self, request: Request) -> None:
+        """Tell the KV managers the request's S, before they allocate for it."""
+        for manager in self.kv_cache_manager.coordinator.single_type_managers:
+            if isinstance(manager, SinkWindowManager):
+                manager.heads[request.request_id] = head_tokens(request.sampling_params)
+
+    def get_request_counts(self) -> tuple[int, int]:
+        """Running and waiting requests. vLLM lets a lone one take a whole batch in, whatever the limit of a
+        chunk; that limit is part of what bounds a session's blocks, so none is ever alone here."""
+        num_running, num_waiting = super().get_request_counts()
+        return num_running, num_waiting + (num_running + num_waiting == 1)
 
     # cancelling
 
@@ -76,6 +96,8 @@ class ParkingScheduler(Scheduler):
         if reason is not None:
             self.lost[request.request_id] = reason
             return
+        if request.request_id not in self.requests:
+            self._keep_head(request)
         super().add_request(request)
 
     def _unfit(self, request: Request) -> str | None:
@@ -93,6 +115,7 @@ class ParkingScheduler(Scheduler):
 
     def _preempt_request(self, request: Request, timestamp: float, drop_stale_output: bool = False) -> None:
         super()._preempt_request(request, timestamp, drop_stale_output)
+        self._keep_head(request)
         self.lost[request.request_id] = "The KV cache ran out of blocks, and this session lost its own."
 
     def give_up_one(self) -> None:

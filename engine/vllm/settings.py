@@ -6,7 +6,12 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from engine.models.family import EngineRecipe
+from engine.vllm.sink_window.options import SinkWindowOptions
 
+_WORKERS = {
+    "cpu": "engine.vllm.sink_window.cpu.SinkWindowCPUWorker",
+    "cuda": "engine.vllm.sink_window.cuda.SinkWindowGPUWorker",
+}
 _DTYPES = ("bfloat16", "float16", "float32")
 
 
@@ -23,10 +28,14 @@ class VllmSettings:
     max_batch_tokens: int = 2048  # of one step; longer chunks are taken in over several
     kv_cache_bytes: int | None = None  # needed on the CPU; on CUDA None means by gpu_memory_utilization
     gpu_memory_utilization: float = 0.85  # part of the GPU's memory for weights, activations and KV cache
-    block_size_tokens: int | None = None  # None: vLLM's choice; a multiple of 32 on the CPU
+    block_size_tokens: int | None = None  # None: 16 where windowed, else vLLM's choice
     dtype: str | None = None  # None: the recipe's
     eager: bool | None = None  # no compilation, no CUDA graphs; None: on the CPU only
     seed: int = 0
+    kv: Literal["windowed", "unbounded"] = "windowed"  # what sessions keep: sinks and window, or all
+    window_tokens: int = 1024  # W, the query's own token counted
+    max_sink_tokens: int = 256  # cap on S, a session's first tokens, which stay for ever
+    max_chunk_tokens: int = 256  # of one session in one step; with W and S it bounds what a session holds
 
     def __post_init__(self) -> None:
         if self.device not in ("cpu", "cuda"):
@@ -37,26 +46,36 @@ class VllmSettings:
             ("max_batch_tokens", 16, 1_048_576),
             ("kv_cache_bytes", 1, 1 << 50),
             ("block_size_tokens", 16, 1024),
+            ("window_tokens", 1, 16_777_216),
+            ("max_sink_tokens", 0, 1_048_576),
+            ("max_chunk_tokens", 16, 1_048_576),
         ):
             value = getattr(self, name)
             if value is not None and not low <= value <= high:
                 raise ValueError(f"{name}={value}: must be from {low} to {high}")
         if not 0.0 < self.gpu_memory_utilization <= 1.0:
             raise ValueError(f"gpu_memory_utilization={self.gpu_memory_utilization}: must be in (0, 1]")
+        if self.block_size_tokens is not None and self.block_size_tokens % 16:
+            raise ValueError(f"block_size_tokens={self.block_size_tokens}: must be a multiple of 16")
+        if self.kv not in ("windowed", "unbounded"):
+            raise ValueError(f"kv={self.kv!r}: must be 'windowed' or 'unbounded'")
         if self.dtype not in (None, *_DTYPES):
             raise ValueError(f"dtype={self.dtype!r}: must be one of {', '.join(_DTYPES)}")
         if self.device == "cpu":
             if self.kv_cache_bytes is None:
                 raise ValueError("kv_cache_bytes: must be set on the CPU, where no device memory bounds it")
-            if self.block_size_tokens is not None and self.block_size_tokens % 32:
-                raise ValueError(
-                    f"block_size_tokens={self.block_size_tokens}: must be a multiple of 32 on the CPU"
-                )
 
     @property
     def is_async(self) -> bool:
         """Whether vLLM schedules a step while the one before it still runs."""
         return self.device == "cuda"
+
+    @property
+    def sink_window(self) -> SinkWindowOptions | None:
+        """None: unbounded."""
+        if self.kv == "unbounded":
+            return None
+        return SinkWindowOptions(self.window_tokens, self.max_sink_tokens, self.max_chunk_tokens)
 
 
 def max_model_len(recipe: EngineRecipe, settings: VllmSettings) -> int:
@@ -93,4 +112,20 @@ def engine_arguments(recipe: EngineRecipe, settings: VllmSettings, scheduler_cls
         others = {"image", "video", "audio"} - {recipe.modality}
         arguments["limit_mm_per_prompt"] = {recipe.modality: 1} | dict.fromkeys(others, 0)
         arguments["mm_processor_cache_gb"] = 0  # features are made by the family; nothing comes twice
+    if settings.sink_window is not None:
+        arguments |= _window_arguments(settings.sink_window, recipe, settings)
     return arguments | recipe.overrides
+
+
+def _window_arguments(
+    options: SinkWindowOptions, recipe: EngineRecipe, settings: VllmSettings
+) -> dict[str, Any]:
+    arguments: dict[str, Any] = {
+        "additional_config": options.as_additional_config(),
+        "block_size": settings.block_size_tokens or 16,
+        "long_prefill_token_threshold": min(options.max_chunk_tokens, max_model_len(recipe, settings)),
+        "worker_cls": _WORKERS[settings.device],
+    }
+    if settings.device == "cuda":  # by kind: layers that slide, cross or encode keep vLLM's choice
+        arguments["attention_config"] = {"backend_per_kind": {"full_attention": "CUSTOM"}}
+    return arguments

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from engine.models.family import EngineRecipe
 from engine.vllm.settings import VllmSettings, engine_arguments, max_model_len
+from engine.vllm.sink_window.options import SinkWindowOptions
 
 RECIPE = EngineRecipe(model_dir=Path("/model"), max_session_tokens=2048)
 
@@ -21,9 +23,13 @@ RECIPE = EngineRecipe(model_dir=Path("/model"), max_session_tokens=2048)
         (dict(max_batch_tokens=0), "max_batch_tokens=0: must be from 16"),
         (dict(kv_cache_bytes=0), "kv_cache_bytes=0: must be from 1"),
         (dict(kv_cache_bytes=None), "kv_cache_bytes: must be set on the CPU"),
-        (dict(block_size_tokens=16), "block_size_tokens=16: must be a multiple of 32 on the CPU"),
+        (dict(block_size_tokens=24), "block_size_tokens=24: must be a multiple of 16"),
         (dict(gpu_memory_utilization=1.5), r"gpu_memory_utilization=1.5: must be in \(0, 1\]"),
         (dict(dtype="int8"), "dtype='int8': must be one of bfloat16, float16, float32"),
+        (dict(kv="some"), "kv='some': must be 'windowed' or 'unbounded'"),
+        (dict(window_tokens=0), "window_tokens=0: must be from 1"),
+        (dict(max_sink_tokens=-1), "max_sink_tokens=-1: must be from 0"),
+        (dict(max_chunk_tokens=15), "max_chunk_tokens=15: must be from 16"),
     ],
 )
 def test_an_error_names_the_option_and_its_range(options, message):
@@ -54,3 +60,27 @@ def test_the_recipe_has_the_last_word():
     assert arguments["mm_processor_cache_gb"] == 0
     assert arguments["trust_remote_code"] is True
     assert arguments["seed"] == 9
+
+
+def test_the_sizes_of_the_window_travel_in_vllms_configuration():
+    settings = VllmSettings(
+        kv_cache_bytes=1 << 20, window_tokens=100, max_sink_tokens=20, max_chunk_tokens=50
+    )
+    arguments = engine_arguments(RECIPE, settings, object)
+    config = SimpleNamespace(additional_config=arguments["additional_config"])
+    assert SinkWindowOptions.of(config) == settings.sink_window == SinkWindowOptions(100, 20, 50)
+    assert arguments["long_prefill_token_threshold"] == 50
+    assert arguments["block_size"] == 16
+    assert "attention_config" not in arguments  # the CPU platform knows one backend only, which we replace
+
+
+def test_on_cuda_only_plain_full_attention_gets_our_backend():
+    arguments = engine_arguments(RECIPE, VllmSettings(device="cuda"), object)
+    assert arguments["attention_config"] == {"backend_per_kind": {"full_attention": "CUSTOM"}}
+
+
+def test_unbounded_is_vllm_as_it_comes():
+    arguments = engine_arguments(RECIPE, VllmSettings(device="cuda", kv="unbounded"), object)
+    ours = {"additional_config", "worker_cls", "attention_config", "long_prefill_token_threshold"}
+    assert not ours & set(arguments)
+    assert arguments["block_size"] is None
