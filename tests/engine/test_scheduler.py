@@ -58,7 +58,7 @@ def test_a_batch_is_bounded():
 
 
 # The whole controller: sessions that talk all the time on a model that needs `base_s` for a batch and
-# `each_s` for each session in it. With B = 2 s and a target of 0.3 B, about B / each_s sessions can be served.
+# `each_s` for each session in it. With B = 2 s and a target of 0.3 B, about B / each_s of them can be served.
 
 LIMITS = EngineLimits(
     max_sessions=512,
