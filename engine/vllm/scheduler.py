@@ -29,6 +29,12 @@ class ParkingScheduler(Scheduler):
         super().__init__(*args, **kwargs)
         self.parked: dict[str, Request] = {}
         self.lost: dict[str, str] = {}
+        if self.vllm_config.device_config.device_type == "cpu":
+            # vLLM's CPU kernel multiplies what lies behind a session's last token, in its last block, by 0:
+            # NaN that another session left there would come through. So have new blocks cleared.
+            self.needs_kv_cache_zeroing = True
+            for manager in self.kv_cache_manager.coordinator.single_type_managers:
+                manager._record_new_block_ids = True
 
     # parking
 

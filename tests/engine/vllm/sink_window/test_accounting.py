@@ -146,7 +146,8 @@ def test_specs_merge_only_with_their_own_kind():
     _, spec = make(100, 16, 50, 16)
     assert SinkWindowSpec.merge([spec, replace(spec)]) == spec
     own = ("window_tokens", "max_sink_tokens", "in_flight_tokens", "max_session_tokens")
-    for other in (replace(spec, window_tokens=99), replace_as(spec, FullAttentionSpec, drop=own)):
+    others: list[Any] = [replace(spec, window_tokens=99), replace_as(spec, FullAttentionSpec, drop=own)]
+    for other in others:
         with pytest.raises(AssertionError):
             SinkWindowSpec.merge([spec, other])
     assert spec.max_memory_usage_bytes(None) == spec.max_blocks * spec.page_size_bytes
