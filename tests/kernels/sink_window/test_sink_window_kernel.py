@@ -95,6 +95,17 @@ def test_poison_that_may_be_read_reaches_the_output(device: str) -> None:
         assert out[1].isnan().all() and not out[0].isnan().any()
 
 
+@pytest.mark.parametrize("window", (1, 40))
+def test_scores_far_beyond_the_range_of_exp(window: int, device: str) -> None:
+    """Scores of hundreds of either sign: maxima must be exact, also for a row that sees nothing at first."""
+    case = replace(MIXED_CASE, window=window)
+    batch = build(case, seed=10, device=device)
+    batch.key_cache.mul_(64)
+    batch = replace(batch, keys=[64 * keys for keys in batch.keys])
+    config = replace(default_config(case.head_size, case.window), num_splits=3, split_align=16)
+    assert relative_error(launch(case, batch, config), formula(case, batch)) < TOLERANCE[case.dtype]
+
+
 def test_padding_rows_of_a_graph_are_left_alone(device: str) -> None:
     """A CUDA graph captured for more sequences runs with empty ones behind: no length, no query."""
     case = Case("padded", ((60, 1, 4), (0, 0, 0), (0, 0, 0)), 24)
