@@ -10,6 +10,7 @@ import uuid
 from dataclasses import replace
 
 from fastapi import APIRouter, WebSocket
+from starlette.datastructures import QueryParams
 from starlette.websockets import WebSocketDisconnect, WebSocketState
 
 from app.gate import Refusal
@@ -165,7 +166,7 @@ def _config_of(socket: WebSocket, service: Service) -> SessionConfig:
     return replace(config, mode=mode)
 
 
-def _number(query, name: str, default: int, low: int, high: int) -> int:
+def _number(query: QueryParams, name: str, default: int, low: int, high: int) -> int:
     text = query.get(name)
     if text is None:
         return default

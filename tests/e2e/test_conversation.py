@@ -135,6 +135,57 @@ async def test_a_vanished_client_leaves_nothing_behind(server: Serving, moment: 
     await server.until_empty()
 
 
+async def test_the_third_is_refused_at_once_while_two_talk_on(
+    server: Serving, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(server.service.gate, "_max_sessions", 2)
+    async with server.client() as first, server.client() as second:
+        talking = asyncio.gather(
+            ask(first, "What is the capital of Italy?"), ask(second, "Tell me about the ocean.")
+        )
+        await asyncio.sleep(1.0)  # they are in the middle of their questions
+        async with server.client() as third:
+            code, reason = await third.closed()
+        (error,) = third.events
+        assert (error["code"], error["status"]) == ("at_capacity", 503) and error["retry_after_ms"] > 0
+        assert code == 1013 and "2 places" in reason
+        italy, ocean = await talking
+    assert "italy" in italy and "ocean" in ocean
+    await server.until_empty()
+
+
+async def test_bad_input_harms_only_its_own_session(server: Serving):
+    async def not_json(client: Client) -> None:
+        await client.socket.send("hello")
+        assert (await client.closed())[0] == 1007
+
+    async def huge(client: Client) -> None:
+        await client.audio(bytes((1 << 20) + 2))
+        assert (await client.closed())[0] == 1009
+
+    async def odd_and_empty(client: Client) -> None:
+        for size in (0, 1, 3, 0, 639, 1):
+            await client.audio(bytes(size))
+        await client.say(type="ping")
+        await client.until("pong")
+
+    async def too_fast(client: Client) -> None:
+        for _ in range(20):
+            await client.audio(pcm(1.0))
+        assert (await client.until("warning"))["code"] == "audio_dropped"
+
+    async def misfit(bad_input) -> None:
+        async with server.client() as client:
+            await client.until("session.created")
+            await bad_input(client)
+
+    async with server.client() as good:
+        asking = asyncio.create_task(ask(good, "What is the capital of Italy?"))
+        await asyncio.gather(*(misfit(bad_input) for bad_input in (not_json, huge, odd_and_empty, too_fast)))
+        assert "italy" in await asking
+    await server.until_empty()
+
+
 async def test_silence_and_noise_say_nothing_and_cost_nothing(server: Serving):
     rng = np.random.default_rng(1)
     noise = (rng.standard_normal(3 * 16_000) * 300).astype(np.int16)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import io
 import re
+import shutil
 import subprocess
 from pathlib import Path
 
 import jiwer
 import numpy as np
+import pytest
 import soundfile
 
 from tests.support.serving import Client
@@ -34,6 +36,8 @@ def recording(name: str) -> tuple[np.ndarray, int]:
 
 def spoken(text: str) -> tuple[np.ndarray, int]:
     """The text in espeak-ng's voice; int16 mono samples and their rate."""
+    if shutil.which("espeak-ng") is None:
+        pytest.skip("espeak-ng is not installed: apt-get install espeak-ng")
     command = ["espeak-ng", "-v", "en-us", "-s", "140", "--stdout", text]
     wave = subprocess.run(command, check=True, capture_output=True).stdout
     samples, rate = soundfile.read(io.BytesIO(wave), dtype="int16")
