@@ -11,7 +11,7 @@ from app.settings import Settings
 from engine.aimd import AimdLimit
 from engine.audio.endpoint import EndpointerConfig
 from engine.audio.speech import SpeechDetector
-from engine.conductor import Conductor
+from engine.conductor import Conductor, Phase
 from engine.config import SessionConfig
 from engine.engine import Engine
 from engine.models.family import Family
@@ -43,6 +43,8 @@ class Service:
 
     def on_sample(self, sample: TickSample, now: float) -> None:
         """One slot's tick: the admission limit learns from it."""
+        if self.conductor.phase is Phase.STARTING:
+            return  # the rehearsal, on caches that are still cold
         self.num_misses += sample.num_misses
         self.limit.on_tick(now, sample.lateness_s, sample.num_misses, self.gate.in_flight)
 
