@@ -159,6 +159,10 @@ def prepare(settings: Settings) -> MakeService:
         max_batch_tokens=settings.engine.max_batch_tokens,
         kv_cache_bytes=None if kv_cache_gib is None else round(kv_cache_gib * (1 << 30)),
         eager=settings.engine.eager,
+        kv=settings.engine.kv,
+        window_tokens=settings.engine.window_tokens,
+        max_sink_tokens=settings.engine.max_sink_tokens,
+        max_chunk_tokens=settings.engine.max_chunk_tokens,
     )
     return lambda: build(
         settings, family, lambda: VllmEngine(family.engine_recipe(), engine_settings), detector

@@ -54,6 +54,20 @@ class EngineSettings(_Group):
     eager: bool | None = Field(
         default=None, description="Run without compiling; none: yes on a CPU, no on a GPU"
     )
+    kv: Literal["windowed", "unbounded"] = Field(
+        default="windowed",
+        description="What a session keeps: its head and its last tokens, or all (for comparison only)",
+    )
+    window_tokens: int = Field(default=1024, ge=16, le=1_048_576, description="Last tokens a session keeps")
+    max_sink_tokens: int = Field(
+        default=256,
+        ge=0,
+        le=65_536,
+        description="Longest head (template and instructions), kept for ever; a longer one is refused",
+    )
+    max_chunk_tokens: int = Field(
+        default=256, ge=16, le=131_072, description="Tokens of one session in one engine step"
+    )
 
 
 class TickSettings(_Group):

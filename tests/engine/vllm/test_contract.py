@@ -17,6 +17,7 @@ pytestmark = pytest.mark.vllm
 
 SCHEDULER = "vllm.v1.core.sched.scheduler:Scheduler"
 REQUEST = "vllm.v1.request:Request"
+MANAGER = "vllm.v1.core.single_type_kv_cache_manager:FullAttentionManager"
 
 # what -> parameters we pass by name or position, in order where we override or pass by position
 CALLS: dict[str, list[str]] = {
@@ -38,6 +39,58 @@ CALLS: dict[str, list[str]] = {
     "vllm.config:ModelConfig.get_num_kv_heads": ["parallel_config"],
     "vllm.config:ModelConfig.get_head_size": [],
     "vllm.v1.core.block_pool:BlockPool.get_num_free_blocks": [],
+    # sink_window/
+    "vllm.v1.attention.backends.registry:register_backend": ["backend", "class_path"],
+    "vllm.v1.kv_cache_spec_registry:KVCacheSpecRegistry.register": ["kvcache_spec_cls", "manager_class"],
+    "vllm.v1.kv_cache_interface:FullAttentionSpec.merge": ["specs"],
+    "vllm.v1.kv_cache_interface:FullAttentionSpec.max_memory_usage_bytes": ["vllm_config"],
+    "vllm.v1.kv_cache_interface:UniformTypeKVCacheSpecs.max_memory_usage_pages": ["vllm_config"],
+    "vllm.v1.kv_cache_interface:replace_as": ["spec", "target_cls", "drop", "changes"],
+    "vllm.v1.kv_cache_interface:iter_layer_specs": ["kv_cache_spec"],
+    f"{MANAGER}.remove_skipped_blocks": ["request_id", "processed_computed_tokens", "num_prompt_tokens"],
+    f"{MANAGER}._remove_blocks_in_range": ["request_id", "first_block", "last_block"],
+    f"{MANAGER}.pop_blocks_for_free": ["request_id"],
+    "vllm.v1.core.kv_cache_manager:KVCacheManager.remove_skipped_blocks": [
+        "request_id",
+        "processed_computed_tokens",
+    ],
+    "vllm.config:set_current_vllm_config": ["vllm_config"],
+    "vllm.config:get_current_vllm_config_or_none": [],
+    "vllm.v1.attention.backend:AttentionBackend.customize_spec": ["spec"],
+    "vllm.v1.attention.backend:AttentionBackend.get_supported_kernel_block_sizes": ["kv_cache_spec"],
+    "vllm.v1.attention.backend:AttentionMetadataBuilder.build": [
+        "common_prefix_len",
+        "common_attn_metadata",
+        "fast_build",
+    ],
+    "vllm.v1.attention.backend:AttentionMetadataBuilder.build_for_cudagraph_capture": [
+        "common_attn_metadata"
+    ],
+    "vllm.v1.attention.backends.cpu_attn:CPUAttentionMetadataBuilder.build": [
+        "common_prefix_len",
+        "common_attn_metadata",
+        "fast_build",
+    ],
+    "vllm.v1.attention.backends.triton_attn:TritonAttentionImpl.do_kv_cache_update": [
+        "layer",
+        "key",
+        "value",
+        "kv_cache",
+        "slot_mapping",
+    ],
+    "vllm.v1.attention.backends.triton_attn:TritonAttentionImpl.forward": [
+        "layer",
+        "query",
+        "key",
+        "value",
+        "kv_cache",
+        "attn_metadata",
+        "output",
+    ],
+    "vllm.v1.worker.gpu_worker:Worker.get_kv_cache_spec": [],
+    "vllm.v1.worker.gpu_worker:Worker.initialize_from_config": ["kv_cache_config"],
+    "vllm.v1.worker.gpu_worker:Worker.execute_model": ["scheduler_output"],
+    "vllm.utils.torch_utils:async_tensor_h2d": ["data", "device", "dtype", "out"],
     # scheduler.py
     f"{SCHEDULER}._enqueue_waiting_request": ["request"],
     f"{SCHEDULER}._update_request_as_session": ["session", "update"],
@@ -48,6 +101,7 @@ CALLS: dict[str, list[str]] = {
     f"{SCHEDULER}._handle_stopped_request": ["request"],
     f"{SCHEDULER}.add_request": ["request"],
     f"{SCHEDULER}._preempt_request": ["request", "timestamp", "drop_stale_output"],
+    f"{SCHEDULER}.get_request_counts": [],
     # requests.py
     "vllm.multimodal.registry:MultiModalRegistry.create_processor": ["model_config"],
     "vllm.multimodal.processing:BaseMultiModalProcessor._get_mm_fields_config": [
@@ -80,6 +134,10 @@ FIELDS: dict[str, list[str]] = {
         "limit_mm_per_prompt",
         "mm_processor_cache_gb",
         "trust_remote_code",
+        "additional_config",
+        "attention_config",
+        "long_prefill_token_threshold",
+        "worker_cls",
     ],
     "vllm.v1.engine:EngineCoreRequest": [
         "request_id",
@@ -104,7 +162,40 @@ FIELDS: dict[str, list[str]] = {
         "seed",
         "stop_token_ids",
         "detokenize",
+        "extra_args",
     ],
+    "vllm.config.attention:AttentionConfig": ["backend_per_kind"],
+    "vllm.config:VllmConfig": ["additional_config", "speculative_config"],
+    "vllm.v1.kv_cache_interface:FullAttentionSpec": [
+        "block_size",
+        "num_kv_heads",
+        "head_size",
+        "dtype",
+        "kv_quant_mode",
+        "sliding_window",
+        "attention_chunk_size",
+        "non_causal",
+    ],
+    "vllm.v1.kv_cache_interface:KVCacheConfig": ["kv_cache_groups"],
+    "vllm.v1.kv_cache_interface:KVCacheGroupSpec": ["layer_names", "kv_cache_spec"],
+    "vllm.v1.core.sched.output:SchedulerOutput": [
+        "scheduled_new_reqs",
+        "finished_req_ids",
+        "new_block_ids_to_zero",
+    ],
+    "vllm.v1.core.sched.output:NewRequestData": ["req_id", "sampling_params"],
+    "vllm.v1.attention.backend:CommonAttentionMetadata": [
+        "query_start_loc",
+        "seq_lens",
+        "num_reqs",
+        "num_actual_tokens",
+        "max_query_len",
+        "max_seq_len",
+        "block_table_tensor",
+        "slot_mapping",
+        "req_idx",
+    ],
+    "vllm.v1.worker.utils:AttentionGroup": ["metadata_builders"],
     "vllm.multimodal.inputs:MultiModalFeatureSpec": ["data", "modality", "identifier", "mm_position"],
     "vllm.multimodal.inputs:PlaceholderRange": ["offset", "length"],
 }
@@ -130,6 +221,7 @@ MENTIONS: dict[str, list[str]] = {
         "self.encoder_cache_manager",
         "self.kv_cache_manager",
         "self.block_size",
+        "self.needs_kv_cache_zeroing",
     ],
     f"{REQUEST}.__init__": [
         "self.request_id",
@@ -138,6 +230,8 @@ MENTIONS: dict[str, list[str]] = {
         "self.prompt_token_ids",
         "self.num_computed_tokens",
         "self.num_output_placeholders",
+        "self.num_in_flight_tokens",
+        "self.sampling_params",
     ],
     "vllm.v1.core.kv_cache_manager:KVCacheManager.__init__": ["self.block_pool"],
     "vllm.v1.core.block_pool:BlockPool.__init__": ["self.num_gpu_blocks"],
@@ -149,9 +243,38 @@ MENTIONS: dict[str, list[str]] = {
         "self._enqueue_waiting_request(request)",  # the one door into the queues, which we hold
     ],
     f"{SCHEDULER}.add_request": ["self._update_request_as_session(existing, update)"],
-    f"{SCHEDULER}.schedule": ["self.num_waiting_for_streaming_input", "self._preempt_request("],
     f"{SCHEDULER}.get_num_unfinished_requests": ["num_waiting -= self.num_waiting_for_streaming_input"],
     f"{SCHEDULER}.finish_requests": ["self.num_waiting_for_streaming_input -= 1"],
+    f"{SCHEDULER}.schedule": [
+        "self.num_waiting_for_streaming_input",
+        "self._preempt_request(",
+        "num_running, num_waiting = self.get_request_counts()",  # a lone request is not cut into chunks
+        "self.scheduler_config.long_prefill_token_threshold",
+    ],
+    f"{SCHEDULER}._get_new_block_ids_to_zero": ["if not self.needs_kv_cache_zeroing"],
+    "vllm.v1.core.single_type_kv_cache_manager:SingleTypeKVCacheManager.__init__": [
+        "self.req_to_blocks",
+        "self.max_admission_blocks_per_request",
+        "self._record_new_block_ids",
+    ],
+    "vllm.v1.core.kv_cache_manager:KVCacheManager.allocate_slots": [
+        "total_computed_tokens - request.num_in_flight_tokens",  # freed by what is done, not by what runs
+    ],
+    "vllm.v1.core.kv_cache_coordinator:KVCacheCoordinator.__init__": ["self.single_type_managers"],
+    "vllm.v1.attention.backends.cpu_attn:CPUAttentionMetadataBuilder.__init__": [
+        "self.block_size",
+        "self.kv_cache_spec",
+    ],
+    "vllm.v1.worker.gpu_model_runner:GPUModelRunner.__init__": ["self.attn_groups", "self.input_batch"],
+    "vllm.v1.worker.gpu_model_runner:GPUModelRunner._update_states": [
+        "scheduler_output.new_block_ids_to_zero"
+    ],
+    "vllm.v1.worker.gpu.states:RequestState.__init__": ["self.index_to_req_id"],
+    "vllm.v1.worker.gpu.model_states.default:DefaultModelState.prepare_attn": [
+        "req_idx=input_batch.idx_mapping_np"
+    ],
+    "vllm.v1.worker.utils:customize_attention_spec": ["backend.customize_spec(spec)"],
+    "vllm.platforms.cpu:CpuPlatform.get_attn_backend_cls": ["AttentionBackendEnum.CPU_ATTN.get_path()"],
     "vllm.v1.core.sched.utils:check_stop": ["request.num_output_tokens >= request.max_tokens"],
 }
 
@@ -161,6 +284,15 @@ MEMBERS: dict[str, list[str]] = {
     "vllm.usage.usage_lib:UsageContext": ["ENGINE_CONTEXT"],
     REQUEST: ["num_output_tokens"],
     "vllm.config:ModelConfig": ["is_hybrid", "use_mla"],
+    "vllm.config:VllmConfig": ["max_concurrent_batches"],
+    "vllm.config:ParallelConfig": ["world_size"],
+    "vllm.config:CacheConfig": ["enable_prefix_caching"],
+    "vllm.config:SchedulerConfig": ["max_num_batched_tokens"],
+    "vllm.config:DeviceConfig": ["device_type"],
+    "vllm.v1.attention.backends.registry:AttentionBackendEnum": ["CPU_ATTN", "CUSTOM"],
+    "vllm.v1.attention.backend:AttentionCGSupport": ["UNIFORM_SINGLE_TOKEN_DECODE"],
+    "vllm.v1.kv_cache_interface:KVCacheSpecKind": ["FULL_ATTENTION"],
+    "vllm.v1.kv_cache_interface:FullAttentionSpec": ["page_size_bytes"],
     "vllm.model_executor.models.registry:_ModelRegistry": ["models"],
 }
 
