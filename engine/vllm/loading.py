@@ -36,7 +36,12 @@ def load(recipe: EngineRecipe, settings: VllmSettings) -> EngineCore:
     config = EngineArgs(**arguments).create_engine_config(UsageContext.ENGINE_CONTEXT)
     starting.check(config)
     _check_pool(config, recipe, settings)
-    core = EngineCore(config, Executor.get_class(config), log_stats=False)
+    try:
+        core = EngineCore(config, Executor.get_class(config), log_stats=False)
+    except ValueError as error:
+        if settings.sink_window is None or "Selected backend" not in str(error):
+            raise
+        raise EngineError(f"{starting.UNFIT}: {error}") from error
     starting.report(config, core.scheduler.kv_cache_config)  # pyright: ignore[reportAttributeAccessIssue]
     return core
 

@@ -8,6 +8,8 @@ where the first query of the chunk begins to see. A chunk's later queries see as
 from __future__ import annotations
 
 import torch
+from vllm.config import VllmConfig, get_layers_from_vllm_config
+from vllm.model_executor.layers.attention import Attention
 from vllm.v1.attention.backend import CommonAttentionMetadata, MultipleOf
 from vllm.v1.attention.backends.cpu_attn import (
     CPUAttentionBackend,
@@ -17,6 +19,7 @@ from vllm.v1.attention.backends.cpu_attn import (
 from vllm.v1.kv_cache_interface import AttentionSpec
 from vllm.v1.worker.cpu_worker import CPUWorker
 
+from engine.engine import EngineError
 from engine.vllm.sink_window.heads import SinkRows, SinkWindowWorker
 from engine.vllm.sink_window.spec import SinkWindowSpec, windowed
 
@@ -46,6 +49,23 @@ def compact(
 
 
 class SinkWindowCPUBuilder(SinkRows, CPUAttentionMetadataBuilder):
+    def __init__(
+        self,
+        kv_cache_spec: AttentionSpec,
+        layer_names: list[str],
+        vllm_config: VllmConfig,
+        device: torch.device,
+    ) -> None:
+        super().__init__(kv_cache_spec, layer_names, vllm_config, device)
+        layers = get_layers_from_vllm_config(vllm_config, Attention, layer_names).values()
+        if isinstance(kv_cache_spec, SinkWindowSpec) and any(
+            getattr(layer.impl, "alibi_slopes", None) is not None for layer in layers
+        ):
+            raise EngineError(
+                "this model's attention uses ALiBi, which measures distances in the block table, and a gap "
+                "cut out of it changes them: choose another model, or keep everything with kv=unbounded"
+            )
+
     def build(
         self, common_prefix_len: int, common_attn_metadata: CommonAttentionMetadata, fast_build: bool = False
     ) -> CPUAttentionMetadata:

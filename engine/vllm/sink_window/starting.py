@@ -16,6 +16,7 @@ from engine.vllm.sink_window.spec import SinkWindowSpec
 logger = logging.getLogger(__name__)
 
 _INSTEAD = "or keep everything with kv=unbounded"
+UNFIT = f"this model's attention does not fit our kernel: choose another model or dtype, {_INSTEAD}"
 
 
 def register(device: str) -> None:
