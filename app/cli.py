@@ -23,7 +23,7 @@ app = typer.Typer(
 
 def serve(**values: Any) -> None:
     """Serve sessions. Every option is also an environment variable; an option given here wins."""
-    given = {option.path: values[_parameter_name(option)] for option in options()}
+    given = {option.path: values[_parameter_name(option)] for option in _flags}
     try:
         settings = load({path: value for path, value in given.items() if value is not None})
     except SettingsError as error:
@@ -54,10 +54,12 @@ def _parameter(option: Option) -> inspect.Parameter:
 
 
 # Typer reads a function's signature; ours is made from the settings, so that no option is written down twice.
-_parameters = [_parameter(option) for option in options()]
+_flags = [option for option in options() if not option.is_secret]
+_variables = "\n\n".join(f"{o.env}: {o.info.description}." for o in options() if o.is_secret)
+_parameters = [_parameter(option) for option in _flags]
 serve.__signature__ = inspect.Signature(_parameters)  # pyright: ignore[reportFunctionMemberAccess]
 serve.__annotations__ = {parameter.name: parameter.annotation for parameter in _parameters}
-app.command()(serve)
+app.command(epilog=f"Only in the environment: {_variables}")(serve)
 
 
 @app.command()

@@ -1,12 +1,38 @@
-"""uvicorn's WebSocket connection, plus an end for those that do not end by themselves."""
+"""uvicorn's connections, with an end for those that do not end by themselves, and a limit on how many."""
 
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
+REQUEST_LIMIT_S = 20.0  # from a connection's begin to the end of its first request's head
 ABORT_AFTER_S = 15.0
+
+
+class HttpConnection(HttpToolsProtocol):
+    """Every connection begins as one of these; a WebSocket's goes on as a `Connection`.
+
+    A connection costs a file descriptor before anyone has said a word on it: beyond `max_connections` it is
+    closed at once, and one on which no request comes is closed after `REQUEST_LIMIT_S`.
+    """
+
+    def __init__(self, *args: Any, max_connections: int, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._max_connections = max_connections
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        super().connection_made(transport)
+        if len(self.connections) > self._max_connections:
+            transport.abort()
+        else:
+            self.loop.call_later(REQUEST_LIMIT_S, self._abort_if_mute)
+
+    def _abort_if_mute(self) -> None:
+        if self.cycle is None and self.transport.get_protocol() is self:
+            self.transport.abort()
 
 
 class Connection(WebSocketsSansIOProtocol):

@@ -1,11 +1,14 @@
-"""`/health` and `/capacity`: for people with curl, and for balancers."""
+"""`/health` and `/capacity`: for people with curl, and for balancers.
+
+`/health` needs no key, since balancers have none; what tells about load does, where keys are set.
+"""
 
 from __future__ import annotations
 
 import math
 import time
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Depends, HTTPException, Request, Response
 from pydantic import BaseModel
 
 from app.service import Service
@@ -56,6 +59,12 @@ def _service(request: Request) -> Service:
     return request.app.state.service
 
 
+async def require_key(request: Request) -> None:
+    if not _service(request).door.lets_in(request):
+        message = "This server needs an API key: send 'Authorization: Bearer KEY'."
+        raise HTTPException(401, message, headers={"WWW-Authenticate": "Bearer"})
+
+
 @router.get("/health", responses={503: {"model": Health}})
 async def health(request: Request, response: Response) -> Health:
     """200 when sessions can be opened, even if all places are taken; 503 otherwise."""
@@ -65,7 +74,11 @@ async def health(request: Request, response: Response) -> Health:
     return Health(status=phase, model=service.family.info.name, uptime_s=_uptime(service))
 
 
-@router.get("/capacity", responses={503: {"model": Capacity}})
+@router.get(
+    "/capacity",
+    responses={401: {"description": "No known API key"}, 503: {"model": Capacity}},
+    dependencies=[Depends(require_key)],
+)
 async def capacity(request: Request, response: Response, require: int = 0) -> Capacity:
     """`?require=N` answers 503 with Retry-After unless N more sessions would be admitted."""
     service = _service(request)

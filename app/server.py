@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -12,8 +13,8 @@ from types import FrameType
 import uvicorn
 from fastapi import FastAPI
 
-from app import http, stream
-from app.connection import Connection
+from app import http, preflight, stream
+from app.connection import Connection, HttpConnection
 from app.service import Service, build
 from app.settings import Settings, resolve
 from engine.audio.speech import SpeechDetector
@@ -64,8 +65,9 @@ async def _live(service: Service, on_failure: Callable[[], None], rehearsal: Reh
         await conductor.start()
         beat = asyncio.create_task(conductor.run())
         await rehearsal(conductor, service.session_config())
-        conductor.phase = Phase.READY
-        log.info("ready")
+        if conductor.phase is Phase.STARTING:  # a signal may have come meanwhile
+            conductor.phase = Phase.READY
+            log.info("ready")
         await beat
     except Exception:
         log.exception("the server failed")
@@ -88,17 +90,17 @@ class Server(uvicorn.Server):
             super().handle_exit(sig, frame)
             return
         loop = service.conductor.loop
-        loop.call_soon_threadsafe(self._begin_drain, service, sig)
+        loop.call_soon_threadsafe(self._begin_drain, service)
 
-    def _begin_drain(self, service: Service, sig: int) -> None:
+    def _begin_drain(self, service: Service) -> None:
         if self._draining is None:
             log.info("draining %d sessions, %g s at most", len(service.conductor.scheduler), self._drain_s)
-            self._draining = asyncio.create_task(self._drain(service, sig))
+            self._draining = asyncio.create_task(self._drain(service))
 
-    async def _drain(self, service: Service, sig: int) -> None:
+    async def _drain(self, service: Service) -> None:
         await service.conductor.drain(self._drain_s)
         await asyncio.sleep(0.2)  # the close frames are on their way
-        super().handle_exit(sig, None)
+        self.should_exit = True  # not by `handle_exit`: that would raise the signal again, and it was obeyed
 
 
 def run(settings: Settings) -> None:
@@ -107,16 +109,23 @@ def run(settings: Settings) -> None:
     logging.basicConfig(
         level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
-    logging.getLogger("uvicorn.error").setLevel(logging.WARNING)  # else two lines more for each session
-    try:
-        make_service = prepare(settings)
-    except (PrepareError, ValueError) as error:
-        print(f"metronome: {error}", file=sys.stderr)
-        raise SystemExit(1) from None
+    logging.getLogger("uvicorn.error").setLevel(logging.WARNING)  # else frames and URLs with keys at debug
+    with contextlib.ExitStack() as stack:
+        try:
+            keyring = preflight.check(settings)
+            stack.enter_context(preflight.only_one(settings))
+            make_service = prepare(settings)
+        except (preflight.StartError, PrepareError, ValueError) as error:
+            print(f"metronome: {error}", file=sys.stderr)
+            raise SystemExit(1) from None
+        print(preflight.greeting(settings, keyring), flush=True)
+        _serve(make_service, settings)
+
+
+def _serve(make_service: MakeService, settings: Settings) -> None:
     # When the server failed, the process goes, and its supervisor starts it anew.
     app = make_app(make_service, on_failure=lambda: setattr(server, "should_exit", True))
     server = Server(uvicorn_config(app, settings), app, settings.drain_s)
-    _print_urls(settings)
     server.run()
     if app.state.service.conductor.phase is Phase.FAILED:
         raise SystemExit(1)
@@ -129,12 +138,15 @@ def uvicorn_config(app: FastAPI, settings: Settings) -> uvicorn.Config:
         port=settings.port,
         log_config=None,
         access_log=False,
+        http=functools.partial(HttpConnection, max_connections=settings.max_connections),  # pyright: ignore[reportArgumentType]
         ws=Connection,
         ws_max_size=4 * settings.session.max_message_bytes,  # over it no error event can be sent, only 1009
         ws_per_message_deflate=False,  # audio does not compress, and each connection would pay for trying
         ws_ping_interval=20,
         ws_ping_timeout=60,  # patient: a machine under load must not close healthy sessions
         timeout_graceful_shutdown=round(settings.close_s) + 1,
+        ssl_certfile=settings.tls.cert,
+        ssl_keyfile=settings.tls.key,
     )
 
 
@@ -166,16 +178,4 @@ def prepare(settings: Settings) -> MakeService:
     )
     return lambda: build(
         settings, family, lambda: VllmEngine(family.engine_recipe(), engine_settings), detector
-    )
-
-
-def _print_urls(settings: Settings) -> None:
-    host = "127.0.0.1" if settings.host == "0.0.0.0" else settings.host
-    base = f"{host}:{settings.port}"
-    print(
-        f"Metronome serves {settings.model} on {settings.device}\n"
-        f"  sessions  ws://{base}/v1/stream\n"
-        f"  health    http://{base}/health\n"
-        f"  capacity  http://{base}/capacity",
-        flush=True,
     )

@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
+from app.auth import read_keys
+from app.door import Door
 from app.gate import Gate
 from app.settings import Settings
 from engine.aimd import AimdLimit
@@ -29,6 +31,7 @@ class Service:
     budget_s: float
     limit: AimdLimit
     gate: Gate
+    door: Door
     conductor: Conductor
     session_defaults: SessionConfig
     started_at: float = field(default_factory=time.monotonic)
@@ -83,12 +86,15 @@ def build(
             stop_silence_ms=settings.vad.silence_ms,
         ),
     )
+    gate = Gate(limit, settings.max_sessions, conductor)
+    keyring = read_keys(settings.auth.keys.get_secret_value(), settings.auth.key_file)
     service = Service(
         settings=settings,
         family=family,
         budget_s=budget_s,
         limit=limit,
-        gate=Gate(limit, settings.max_sessions, conductor),
+        gate=gate,
+        door=Door(keyring, settings.auth, gate.refused),
         conductor=conductor,
         session_defaults=session_defaults,
     )

@@ -10,13 +10,14 @@ from __future__ import annotations
 import difflib
 import importlib.metadata
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 import annotated_types
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, model_validator
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
@@ -100,6 +101,13 @@ class SessionSettings(_Group):
         default=None, ge=1, le=2_592_000, description="Longest life of a session; none: endless"
     )
 
+    max_messages_per_s: float | None = Field(
+        default=200.0,
+        ge=1,
+        le=100_000,
+        description="Messages a client may send, on average over 5 s; more closes with 1008",
+    )
+
     @model_validator(mode="after")
     def _check(self) -> SessionSettings:
         if self.max_tokens > self.max_tokens_ceiling:
@@ -146,6 +154,51 @@ class VadSettings(_Group):
     silence_ms: int = Field(default=500, ge=100, le=5000, description="Silence that ends the user's turn")
 
 
+class AuthSettings(_Group):
+    keys: SecretStr = Field(
+        default=SecretStr(""),
+        description="API keys, 'NAME KEY [MAX_SESSIONS]' separated by commas; none and no file: open to all",
+    )
+    key_file: Path | None = Field(
+        default=None, description="File with API keys, 'NAME KEY [MAX_SESSIONS]' a line"
+    )
+    deadline_s: float = Field(
+        default=10.0, ge=0.1, le=300, description="How long a socket may take to send its key"
+    )
+    max_pending: int = Field(
+        default=64, ge=1, le=65_536, description="Sockets that may wait at once without having sent a key"
+    )
+    origins: str = Field(
+        default="",
+        description="Origins of browser pages that may connect, separated by commas, * for all; "
+        "pages of this server always may",
+    )
+
+    @property
+    def allowed_origins(self) -> frozenset[str]:
+        return frozenset(origin.strip().lower() for origin in self.origins.split(",")) - {""}
+
+    @model_validator(mode="after")
+    def _check(self) -> AuthSettings:
+        for origin in sorted(self.allowed_origins - {"*"}):
+            if not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/?#@ ]+", origin):
+                raise ValueError(f"auth.origins: {origin} must look like https://example.com, without a path")
+        return self
+
+
+class TlsSettings(_Group):
+    cert: Path | None = Field(default=None, description="Certificate chain (PEM); none: plain HTTP")
+    key: Path | None = Field(
+        default=None, description="The certificate's private key (PEM); none: it is in the same file"
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> TlsSettings:
+        if self.key is not None and self.cert is None:
+            raise ValueError("tls.key needs tls.cert")
+        return self
+
+
 class Settings(BaseSettings):
     model_config = SettingsConfigDict(
         frozen=True,
@@ -170,6 +223,12 @@ class Settings(BaseSettings):
     max_sessions: int = Field(
         default=64, ge=1, le=4096, description="Hard limit of sessions, whatever is measured"
     )
+    max_connections: int | None = Field(
+        default=None,
+        ge=1,
+        le=1_000_000,
+        description="TCP connections at once, more are closed unheard; none: 2 x max_sessions + 256",
+    )
     close_s: float = Field(default=5.0, ge=0.1, le=60, description="How long a closing handshake may take")
     drain_s: float = Field(
         default=30.0, ge=0, le=3600, description="How long sessions may go on after SIGTERM"
@@ -182,6 +241,8 @@ class Settings(BaseSettings):
     session: SessionSettings = SessionSettings()
     aimd: AimdSettings = AimdSettings()
     vad: VadSettings = VadSettings()
+    auth: AuthSettings = AuthSettings()
+    tls: TlsSettings = TlsSettings()
 
     def aimd_config(self, budget_s: float, target_fraction: float) -> AimdConfig:
         """The limit's configuration; budget and target are the family's, and used where no option says else.
@@ -218,6 +279,11 @@ class Option:
     @property
     def is_bool(self) -> bool:
         return bool in (self.info.annotation, *get_args(self.info.annotation))
+
+    @property
+    def is_secret(self) -> bool:
+        """No flag: a command line can be read by every user of the machine."""
+        return self.info.annotation is SecretStr
 
     @property
     def range(self) -> str:
@@ -297,9 +363,14 @@ def resolve(
         }
     )
     threads = settings.threads or num_cores or len(os.sched_getaffinity(0))
-    cache_dir = settings.cache_dir.expanduser().absolute()
     return settings.model_copy(
-        update={"device": device, "engine": engine, "threads": threads, "cache_dir": cache_dir}
+        update={
+            "device": device,
+            "engine": engine,
+            "threads": threads,
+            "cache_dir": settings.cache_dir.expanduser().absolute(),
+            "max_connections": settings.max_connections or 2 * settings.max_sessions + 256,
+        }
     )
 
 

@@ -13,10 +13,12 @@ from fastapi import APIRouter, WebSocket
 from starlette.datastructures import QueryParams
 from starlette.websockets import WebSocketDisconnect, WebSocketState
 
+from app.auth import ApiKey
 from app.gate import Refusal
+from app.limits import MessageRate
 from app.outbox import Outbox
 from app.service import Service
-from app.wire import InputCommit, Ping, ResponseCancel, SessionUpdate, UnknownMessage, parse
+from app.wire import Auth, InputCommit, Ping, ResponseCancel, SessionUpdate, UnknownMessage, parse
 from engine.audio.resample import MAX_RATE, MIN_RATE
 from engine.config import SessionConfig
 from engine.errors import Leaving, NotUnderstood, SessionError, SlowReader, TooBig, Unavailable
@@ -37,25 +39,31 @@ async def stream(socket: WebSocket) -> None:
     service: Service = socket.app.state.service
     await socket.accept()
     try:
-        config = _config_of(socket, service)
+        key = await service.door.identify(socket)
+        with service.door.place(key):
+            config = _config_of(socket, service)
+            permit = service.gate.enter()
+            if isinstance(permit, Refusal):
+                raise _refused(permit)
+            with permit:
+                await _serve(socket, service, config, key)
     except SessionError as error:
         await _close(socket, error)
-        return
-    permit = service.gate.enter()
-    if isinstance(permit, Refusal):
-        await _close(socket, _refused(permit))
-        return
-    with permit:
-        session = Session(uuid.uuid4().hex[:16], service.family, config, time.monotonic())
-        outbox = Outbox()
-        service.conductor.open(session, outbox.put)
-        log.info("session %s opened", session.id)
-        try:
-            await _converse(socket, session, outbox, service)
-        finally:
-            # The engine frees the session before anyone else can be given its permit.
-            service.conductor.end(session)
-            log.info("session %s ended: %d misses", session.id, session.num_misses)
+    except WebSocketDisconnect:
+        pass  # it left before it said who it is
+
+
+async def _serve(socket: WebSocket, service: Service, config: SessionConfig, key: ApiKey | None) -> None:
+    session = Session(uuid.uuid4().hex[:16], service.family, config, time.monotonic())
+    outbox = Outbox()
+    service.conductor.open(session, outbox.put)
+    log.info("session %s opened by %s", session.id, key.name if key else "anyone")
+    try:
+        await _converse(socket, session, outbox, service)
+    finally:
+        # The engine frees the session before anyone else can be given its permit.
+        service.conductor.end(session)
+        log.info("session %s ended: %d misses", session.id, session.num_misses)
 
 
 async def _converse(socket: WebSocket, session: Session, outbox: Outbox, service: Service) -> None:
@@ -78,6 +86,7 @@ async def _converse(socket: WebSocket, session: Session, outbox: Outbox, service
 
 async def _read(socket: WebSocket, session: Session, outbox: Outbox, service: Service) -> None:
     conductor, limit = service.conductor, session.config.max_message_bytes
+    rate = MessageRate(service.settings.session.max_messages_per_s, time.monotonic())
     num_unknown = 0
     while not outbox.is_closed:
         message = await socket.receive()
@@ -85,22 +94,21 @@ async def _read(socket: WebSocket, session: Session, outbox: Outbox, service: Se
             return
         now = time.monotonic()
         data, text = message.get("bytes"), message.get("text")
-        if len(data or text or "") > limit:
-            outbox.put(
-                Close(TooBig(f"A message was larger than {limit} bytes: send audio in smaller pieces."))
-            )
-        elif data is not None:
-            conductor.carry_out(session, session.on_audio(data, now))
-        elif text is not None:
-            try:
+        try:
+            rate.count(now)
+            if len(data or text or "") > limit:
+                raise TooBig(f"A message was larger than {limit} bytes: send audio in smaller pieces.")
+            if data is not None:
+                conductor.carry_out(session, session.on_audio(data, now))
+            elif text is not None:
                 _on_text(text, session, outbox, service, now)
-            except UnknownMessage as error:
-                num_unknown += 1
-                outbox.put(Error(code="not_understood", status=400, message=str(error)))
-                if num_unknown >= MAX_UNKNOWN_MESSAGES:
-                    outbox.put(Close(NotUnderstood(f"{num_unknown} messages were not understood.")))
-            except SessionError as error:
-                outbox.put(Close(error))
+        except UnknownMessage as error:
+            num_unknown += 1
+            outbox.put(Error(code="not_understood", status=400, message=str(error)))
+            if num_unknown >= MAX_UNKNOWN_MESSAGES:
+                outbox.put(Close(NotUnderstood(f"{num_unknown} messages were not understood.")))
+        except SessionError as error:
+            outbox.put(Close(error))
 
 
 def _on_text(text: str, session: Session, outbox: Outbox, service: Service, now: float) -> None:
@@ -114,6 +122,8 @@ def _on_text(text: str, session: Session, outbox: Outbox, service: Service, now:
         case Ping():
             outbox.put(Pong())
             return
+        case Auth():
+            return  # who this is was settled before the session began
     service.conductor.carry_out(session, outputs)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, TypeAdapter, ValidationError
 
 from engine.errors import BadMessage
 from engine.types import TurnMode
@@ -13,6 +13,13 @@ from engine.types import TurnMode
 
 class _Message(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Auth(_Message):
+    """First of all where the server has keys; else without effect, so that a client may always send it."""
+
+    type: Literal["auth"]
+    key: Annotated[SecretStr, Field(max_length=512)]
 
 
 class SessionUpdate(_Message):
@@ -37,7 +44,7 @@ class Ping(_Message):
 
 
 ClientMessage = Annotated[
-    SessionUpdate | InputCommit | ResponseCancel | Ping,
+    Auth | SessionUpdate | InputCommit | ResponseCancel | Ping,
     Field(discriminator="type"),
 ]
 _ADAPTER: TypeAdapter[ClientMessage] = TypeAdapter(ClientMessage)

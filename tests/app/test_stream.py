@@ -204,7 +204,7 @@ async def test_an_abrupt_end_in_any_state_frees_everything(moment: str):
 async def test_a_client_that_does_not_read_costs_its_own_session_only(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("app.stream.SEND_LIMIT_S", 1.0)
     async with (
-        serving() as server,
+        serving(session__max_messages_per_s=None) as server,
         server.client(turn="manual") as other,
         server.client(turn="manual") as deaf,
     ):

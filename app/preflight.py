@@ -1,0 +1,93 @@
+"""What is looked at before anything heavy is loaded, and what the operator is told at the start."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import ipaddress
+import os
+import ssl
+from collections.abc import Iterator
+
+from app.auth import KeyFormatError, Keyring, read_keys
+from app.settings import Settings
+
+
+class StartError(Exception):
+    """The server cannot start like this; the text says what to change."""
+
+
+def check(settings: Settings) -> Keyring:
+    """The API keys. Raises StartError for what would otherwise fail only after minutes of loading."""
+    if os.environ.get("WEB_CONCURRENCY", "1") != "1":
+        raise StartError(
+            "WEB_CONCURRENCY asks for several server processes, but the sessions, their limit and the engine "
+            "live in one: unset it, and start more servers with a device and a port each."
+        )
+    if settings.tls.cert is not None:
+        try:
+            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(settings.tls.cert, settings.tls.key)
+        except OSError as error:  # ssl.SSLError is one
+            raise StartError(f"tls.cert, tls.key: {error}") from None
+    try:
+        return read_keys(settings.auth.keys.get_secret_value(), settings.auth.key_file)
+    except KeyFormatError as error:
+        raise StartError(str(error)) from None
+
+
+@contextlib.contextmanager
+def only_one(settings: Settings) -> Iterator[None]:
+    """Hold the port's lock file in the cache directory. Raises StartError when another server does.
+
+    A taken port alone would be noticed only after the model was loaded beside the other server's. The kernel
+    gives the lock back when the process is gone, however it went.
+    """
+    if settings.port == 0:  # any free one
+        yield
+        return
+    settings.cache_dir.mkdir(parents=True, exist_ok=True)
+    path = settings.cache_dir / f"port-{settings.port}.lock"
+    with path.open("a+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            owner = file.read() or "unknown"
+            raise StartError(
+                f"a Metronome server (process {owner}) holds port {settings.port} already: "
+                "stop it, or choose another --port and give each server its own device."
+            ) from None
+        file.truncate(0)
+        file.write(str(os.getpid()))
+        file.flush()
+        yield
+
+
+def greeting(settings: Settings, keyring: Keyring) -> str:
+    """Where the server is and who may use it."""
+    host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(settings.host, settings.host)
+    tls = "s" if settings.tls.cert is not None else ""
+    base = f"{tls}://{host}:{settings.port}"
+    if keyring.is_open:
+        access = "open: no API keys are set"
+        if not is_loopback(settings.host):
+            access += (
+                f"\n  WARNING   whoever reaches {settings.host}:{settings.port} can use this server; "
+                "set METRONOME_AUTH_KEYS or --auth-key-file"
+            )
+    else:
+        access = f"API keys of {', '.join(key.name for key in keyring.keys)}"
+    return (
+        f"Metronome serves {settings.model} on {settings.device}\n"
+        f"  sessions  ws{base}/v1/stream\n"
+        f"  health    http{base}/health\n"
+        f"  capacity  http{base}/capacity\n"
+        f"  access    {access}"
+    )
+
+
+def is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

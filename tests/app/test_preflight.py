@@ -1,0 +1,76 @@
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import trustme
+
+from app.preflight import StartError, check, greeting, only_one
+from app.settings import Settings, load, resolve
+
+KEY = "secret-0123456789"
+
+
+def settings(tmp_path: Path, **options: str) -> Settings:
+    given = {tuple(name.split("__")): value for name, value in options.items()}
+    return resolve(load({("model",): "null", ("cache_dir",): str(tmp_path)} | given))
+
+
+def test_several_processes_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("WEB_CONCURRENCY", "1")
+    check(settings(tmp_path))
+    monkeypatch.setenv("WEB_CONCURRENCY", "4")
+    with pytest.raises(StartError, match="WEB_CONCURRENCY"):
+        check(settings(tmp_path))
+
+
+def test_a_second_server_on_the_port_is_refused_before_it_loads_anything(tmp_path: Path):
+    options = settings(tmp_path, port="8123")
+    holder = (
+        "from app.preflight import only_one; from app.settings import load, resolve\n"
+        "options = resolve(load({('port',): '8123', ('cache_dir',): input()}))\n"
+        "with only_one(options): print('held', flush=True); input()\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", holder], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdin is not None and process.stdout is not None
+        process.stdin.write(f"{tmp_path}\n")
+        process.stdin.flush()
+        assert process.stdout.readline() == "held\n"
+        with pytest.raises(StartError, match=rf"process {process.pid}\) holds port 8123"), only_one(options):
+            pass
+        with only_one(settings(tmp_path, port="8124")), only_one(settings(tmp_path, port="0")):
+            pass
+        process.kill()
+    with only_one(options):  # the dead hold nothing
+        pass
+
+
+def test_tls_files_are_read_at_once(tmp_path: Path):
+    good, bad = tmp_path / "good.pem", tmp_path / "bad.pem"
+    trustme.CA().issue_cert("localhost").private_key_and_cert_chain_pem.write_to_path(good)
+    bad.write_text("no certificate")
+    check(settings(tmp_path, tls__cert=str(good)))
+    for cert in (bad, tmp_path / "absent.pem"):
+        with pytest.raises(StartError, match=r"tls\.cert"):
+            check(settings(tmp_path, tls__cert=str(cert)))
+    with pytest.raises(StartError, match=r"absent.*No such file"):
+        check(settings(tmp_path, auth__key_file=str(tmp_path / "absent")))
+
+
+@pytest.mark.parametrize(
+    ("options", "lines"),
+    [
+        ({}, ["sessions  ws://127.0.0.1:8000/v1/stream", "open: no API keys"]),
+        ({"host": "::1", "port": "81"}, ["open: no API keys"]),
+        ({"host": "0.0.0.0"}, ["ws://127.0.0.1:8000", "WARNING   whoever reaches 0.0.0.0:8000"]),
+        ({"host": "0.0.0.0", "auth__keys": f"web {KEY}, phone {KEY}2"}, ["API keys of web, phone"]),
+    ],
+)
+def test_the_start_says_who_may_come_in(tmp_path: Path, options: dict[str, str], lines: list[str]):
+    given = settings(tmp_path, **options)
+    text = greeting(given, check(given))
+    assert all(line in text for line in lines) and KEY not in text
+    is_exposed = "auth__keys" not in options and options.get("host") == "0.0.0.0"
+    assert ("WARNING" in text) is is_exposed
