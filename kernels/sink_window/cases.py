@@ -75,6 +75,7 @@ CORRECTNESS = (
     Case("head-96", MIXED, 40, head_size=96, block_size=48),
     Case("head-128", MIXED, 40, head_size=128, block_size=128),
     Case("head-256", MIXED[:5], 40, head_size=256, block_size=64),
+    Case("300 sequences", ((0, 0, 0),) * 280 + ((1, 1, 0), (9, 2, 1)) * 10, 4, num_heads=1, num_kv_heads=1),
     Case("fp16", MIXED, 40, dtype=torch.float16),
     Case("fp8", MIXED, 40, kv_dtype=FP8),
     Case("fp8-fp16", MIXED[:5], 40, dtype=torch.float16, kv_dtype=FP8),

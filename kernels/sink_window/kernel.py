@@ -8,6 +8,8 @@ tiles. Neither reads a block-table entry or a cache slot that no query of the pr
 import triton
 import triton.language as tl
 
+SEARCH = tl.constexpr(256)  # sequences that mixed_kernel looks through at once
+
 
 @triton.jit(do_not_specialize=["window"])
 def decode_kernel(
@@ -186,25 +188,24 @@ def mixed_kernel(
     row_block = tl.program_id(0)
     kv_head = tl.program_id(1)
     # A sequence's rows are its (query, head of the group) pairs, query first. Sequence i owns the program ids
-    # from cu_seqlens_q[i] * GROUP // BLOCK_M + i on: find the last i at or below ours.
-    lo = 0
-    hi = num_seqs
-    while hi - lo > 1:
-        mid = (lo + hi) // 2
-        first = tl.load(cu_seqlens_q_ptr + mid) * GROUP // BLOCK_M + mid
-        lo = tl.where(first <= row_block, mid, lo)
-        hi = tl.where(first <= row_block, hi, mid)
-    seq = lo
+    # from cu_seqlens_q[i] * GROUP // BLOCK_M + i on: ours is the last that starts at or below our id.
+    # Counting is one round trip to memory, a binary search one for every halving.
+    seq = -1
+    for start in range(0, num_seqs, SEARCH):
+        index = start + tl.arange(0, SEARCH)
+        first = tl.load(cu_seqlens_q_ptr + index, mask=index < num_seqs, other=0) * GROUP // BLOCK_M + index
+        started = (first <= row_block) & (index < num_seqs)
+        seq += tl.sum(started.to(tl.int32), 0)  # pyright: ignore[reportOperatorIssue]
     token = tl.load(cu_seqlens_q_ptr + seq)
     query_len = tl.load(cu_seqlens_q_ptr + seq + 1) - token
+    seq_len = tl.load(seq_lens_ptr + seq)
+    sinks = tl.load(num_sink_tokens_ptr + seq)
     first_row = (row_block - (token * GROUP // BLOCK_M + seq)) * BLOCK_M
     if first_row >= query_len * GROUP:
         return
     if SKIP_DECODES:
         if query_len == 1:
             return
-    seq_len = tl.load(seq_lens_ptr + seq)
-    sinks = tl.load(num_sink_tokens_ptr + seq)
 
     # Keys that some query of this program sees: [0, sinks) and [low, high), none at or past high.
     context_len = seq_len - query_len

@@ -175,8 +175,8 @@ def sink_window_attention(
             "num_warps": config.decode_warps,
             "num_stages": config.decode_stages,
         }
-        partials = (scratch.partial, scratch.partial_max, scratch.partial_sum, scratch.arrived)
         grid = (num_kv_heads, config.num_splits, num_seqs)
+        partials = (scratch.partial, scratch.partial_max, scratch.partial_sum, scratch.arrived)
         launch: Any = kernel.decode_kernel[grid]
         launch(*tensors, *partials, scale * LOG2_E, window, *strides, **options)
 

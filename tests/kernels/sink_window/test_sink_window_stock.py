@@ -71,8 +71,8 @@ def without_sinks(rows: tuple[tuple[int, int, int], ...]) -> tuple[tuple[int, in
 
 
 CASES = [
-    Case("edges", without_sinks(EDGES[::2]), 24),
-    Case("mixed", without_sinks(MIXED), 40, num_heads=14, num_kv_heads=2),
+    Case("edges", without_sinks(EDGES[::4]), 24),
+    Case("mixed", without_sinks(MIXED), 40, num_heads=7, num_kv_heads=1),
     Case("mixed, unlimited", without_sinks(MIXED), None, head_size=80),
 ]
 
