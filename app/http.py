@@ -1,4 +1,4 @@
-"""`/health` and `/capacity`: for people with curl, and for balancers.
+"""`/health`, `/capacity` and `/metrics`: for people with curl, balancers and Prometheus.
 
 `/health` needs no key, since balancers have none; what tells about load does, where keys are set.
 """
@@ -9,6 +9,7 @@ import math
 import time
 
 from fastapi import APIRouter, Depends, HTTPException, Request, Response
+from prometheus_client.exposition import choose_encoder
 from pydantic import BaseModel
 
 from app.service import Service
@@ -102,6 +103,18 @@ async def capacity(request: Request, response: Response, require: int = 0) -> Ca
         refused=dict(gate.refused),
         uptime_s=_uptime(service),
     )
+
+
+@router.get(
+    "/metrics",
+    response_class=Response,
+    responses={200: {"content": {"text/plain": {}}}, 401: {"description": "No known API key"}},
+    dependencies=[Depends(require_key)],
+)
+async def metrics(request: Request) -> Response:
+    """Prometheus' text format, or OpenMetrics where asked for."""
+    encode, content_type = choose_encoder(request.headers.get("accept", ""))
+    return Response(encode(_service(request).metrics.registry), headers={"Content-Type": content_type})
 
 
 def _kv_cache(service: Service) -> KvCache | None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
+import errno
 import ipaddress
 import os
+import socket
 import ssl
 from collections.abc import Iterator
 
@@ -37,29 +38,22 @@ def check(settings: Settings) -> Keyring:
 
 @contextlib.contextmanager
 def only_one(settings: Settings) -> Iterator[None]:
-    """Hold the port's lock file in the cache directory. Raises StartError when another server does.
+    """Hold the name of the server's address. Raises StartError when another server does.
 
-    A taken port alone would be noticed only after the model was loaded beside the other server's. The kernel
-    gives the lock back when the process is gone, however it went.
+    A taken port alone would be noticed only after the model was loaded beside the other server's. The name is
+    one of Linux's abstract sockets: no file, and free again when the process is gone, however it went.
     """
-    if settings.port == 0:  # any free one
-        yield
-        return
-    settings.cache_dir.mkdir(parents=True, exist_ok=True)
-    path = settings.cache_dir / f"port-{settings.port}.lock"
-    with path.open("a+") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            file.seek(0)
-            owner = file.read() or "unknown"
-            raise StartError(
-                f"a Metronome server (process {owner}) holds port {settings.port} already: "
-                "stop it, or choose another --port and give each server its own device."
-            ) from None
-        file.truncate(0)
-        file.write(str(os.getpid()))
-        file.flush()
+    with socket.socket(socket.AF_UNIX) as name:
+        if settings.port != 0:  # 0: any free port
+            try:
+                name.bind(f"\0metronome-{settings.host}:{settings.port}")
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE:
+                    raise
+                raise StartError(
+                    f"a Metronome server holds {settings.host}:{settings.port} already: stop it, or choose "
+                    "another --port and give each server its own device."
+                ) from None
         yield
 
 

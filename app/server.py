@@ -13,7 +13,7 @@ from types import FrameType
 import uvicorn
 from fastapi import FastAPI
 
-from app import http, preflight, stream
+from app import http, logs, preflight, stream
 from app.connection import Connection, HttpConnection
 from app.service import Service, build
 from app.settings import Settings, resolve
@@ -44,12 +44,16 @@ def make_app(
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         service = app.state.service = make_service()
         # Sockets and /health answer while the model loads: a balancer must see "starting", not a closed port.
-        task = asyncio.create_task(_live(service, on_failure, rehearsal))
+        tasks = [
+            asyncio.create_task(_live(service, on_failure, rehearsal)),
+            asyncio.create_task(service.metrics.pulse(service.conductor)),
+        ]
         try:
             yield
         finally:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
             await service.conductor.close()
 
     app = FastAPI(title="Metronome", lifespan=lifespan, docs_url=None, redoc_url=None)
@@ -106,10 +110,7 @@ class Server(uvicorn.Server):
 def run(settings: Settings) -> None:
     """Serve until a signal comes or the server fails; exits with status 1 in the second case."""
     settings = resolve(settings)
-    logging.basicConfig(
-        level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
-    logging.getLogger("uvicorn.error").setLevel(logging.WARNING)  # else frames and URLs with keys at debug
+    logs.set_up(settings.log_level, settings.log_format)
     with contextlib.ExitStack() as stack:
         try:
             keyring = preflight.check(settings)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from app.auth import read_keys
 from app.door import Door
 from app.gate import Gate
+from app.metrics import Figures, Metrics
 from app.settings import Settings
 from engine.aimd import AimdLimit
 from engine.audio.endpoint import EndpointerConfig
@@ -33,6 +34,7 @@ class Service:
     gate: Gate
     door: Door
     conductor: Conductor
+    metrics: Metrics
     session_defaults: SessionConfig
     started_at: float = field(default_factory=time.monotonic)
     num_misses: int = 0
@@ -49,6 +51,8 @@ class Service:
         if self.conductor.phase is Phase.STARTING:
             return  # the rehearsal, on caches that are still cold
         self.num_misses += sample.num_misses
+        for lateness_s in sample.lateness_s:
+            self.metrics.lateness.observe(lateness_s)
         self.limit.on_tick(now, sample.lateness_s, sample.num_misses, self.gate.in_flight)
 
 
@@ -96,6 +100,8 @@ def build(
         gate=gate,
         door=Door(keyring, settings.auth, gate.refused),
         conductor=conductor,
+        metrics=Metrics(budget_s, limit.target_s),
         session_defaults=session_defaults,
     )
+    service.metrics.registry.register(Figures(service))
     return service

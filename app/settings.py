@@ -236,6 +236,7 @@ class Settings(BaseSettings):
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         default="info", description="Least level logged"
     )
+    log_format: Literal["text", "json"] = Field(default="text", description="One log line's form")
     engine: EngineSettings = EngineSettings()
     tick: TickSettings = TickSettings()
     session: SessionSettings = SessionSettings()

@@ -57,13 +57,14 @@ async def _serve(socket: WebSocket, service: Service, config: SessionConfig, key
     session = Session(uuid.uuid4().hex[:16], service.family, config, time.monotonic())
     outbox = Outbox()
     service.conductor.open(session, outbox.put)
-    log.info("session %s opened by %s", session.id, key.name if key else "anyone")
+    about = {"session": session.id, "key": key.name if key else None}
+    log.info("session %s opened by %s", session.id, about["key"] or "anyone", extra=about)
     try:
         await _converse(socket, session, outbox, service)
     finally:
         # The engine frees the session before anyone else can be given its permit.
         service.conductor.end(session)
-        log.info("session %s ended: %d misses", session.id, session.num_misses)
+        log.info("session %s ended: %d misses", session.id, session.num_misses, extra=about)
 
 
 async def _converse(socket: WebSocket, session: Session, outbox: Outbox, service: Service) -> None:

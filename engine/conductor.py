@@ -23,6 +23,7 @@ from engine.models.family import Family
 from engine.outputs import Cancel, Close, EndGeneration, Output, Submit
 from engine.scheduler import TickSample, TickScheduler
 from engine.session import Session
+from engine.tally import Tally
 from engine.types import Hearing, Intake, Result, Work
 
 log = logging.getLogger(__name__)
@@ -60,12 +61,13 @@ class Conductor:
         self.phase = Phase.STARTING
         self.family = family
         self.scheduler = scheduler
-        self.loop_delay_s = 0.0  # how late the last housekeeping ran: the event loop's health
         self.num_stale_results = 0
+        self.num_engine_failures = 0
         self._make_engine = make_engine
         self._engine: Engine | None = None
         self._detector = detector
         self._on_sample = on_sample
+        self._ended = Tally()  # of the sessions that are gone
         self._deliver: dict[str, Deliver] = {}
         self._outbox: list[Work] = []
         self._is_hearing = False
@@ -135,9 +137,14 @@ class Conductor:
         if self._deliver.pop(session.id, None) is None:
             return
         self.scheduler.remove(session.id)
+        self._ended += session.tally
         self._outbox = [work for work in self._outbox if work.session_id != session.id]
         if self._engine is not None:
             self._engine.end(session.id, session.generation)
+
+    def tally(self) -> Tally:
+        """What all sessions since the start have counted, those that run included."""
+        return sum((session.tally for session in self.scheduler), self._ended)
 
     # the beats
 
@@ -167,9 +174,7 @@ class Conductor:
 
     async def _keep_house(self) -> None:
         while True:
-            due = self.loop.time() + HOUSEKEEPING_S
             await asyncio.sleep(HOUSEKEEPING_S)
-            self.loop_delay_s = self.loop.time() - due
             now = time.monotonic()
             for session in self.scheduler:
                 self._carry_out(session, session.on_time(now))
@@ -233,6 +238,7 @@ class Conductor:
         if engine is not self._engine:
             return
         log.error("engine failed: %s", error)
+        self.num_engine_failures += 1
         self._engine = None
         self._outbox.clear()
         if self.phase is Phase.DRAINING:

@@ -31,6 +31,7 @@ from engine.events import (
 from engine.models.family import Family
 from engine.notices import Notices
 from engine.outputs import Cancel, Close, EndGeneration, Output, Submit
+from engine.tally import Tally
 from engine.turn_taking import SpeechAudio, SpeechBegan, SpeechEnded, SpeechGate
 from engine.types import SAMPLE_RATE, Finish, Hearing, Intake, Pcm, Result, TurnMode, Work
 
@@ -55,6 +56,7 @@ class Session:
         self.config = config
         self.kv_tokens = 0
         self.num_misses = 0
+        self.tally = Tally()
         self._family = family
         self._mode = config.mode
         self._max_tokens = config.max_tokens
@@ -78,6 +80,11 @@ class Session:
         self._opened_at = now
         self._last_audio_at = now
         self._is_over = False
+
+    @property
+    def backlog_samples(self) -> int:
+        """Audio that waits for the detector or to be heard."""
+        return self.gate.num_waiting_samples + self._queue.num_samples
 
     # from the client
 
@@ -107,8 +114,10 @@ class Session:
         if data:
             self._last_audio_at = now
             if measured := self._rate.push(len(data), now):
+                self.tally.rate_mismatches += 1
                 outputs += self._notices.input_rate(measured, self.config.sample_rate, now)
         audio = self._decoder.push(data)
+        self.tally.audio_samples += len(audio)
         if self._mode is TurnMode.SERVER_VAD:
             num_dropped = self.gate.append(audio, self._backlog_limit)
         else:
@@ -120,9 +129,9 @@ class Session:
         if self._mode is not TurnMode.MANUAL:
             message = f"input.commit needs turn mode manual; this session's is {self._mode}."
             return [Error(code="wrong_turn_mode", status=409, message=message)]
-        self._queue.append(self._decoder.flush(), self._backlog_limit)
+        num_dropped = self._queue.append(self._decoder.flush(), self._backlog_limit)
         self._queue.end_turn(now)
-        return self._cut_answer("interrupted")
+        return self._dropped(num_dropped, now) + self._cut_answer("interrupted")
 
     def on_cancel(self) -> list[Output]:
         return self._cut_answer("cancelled")
@@ -234,6 +243,7 @@ class Session:
         if work is None or (result.generation, result.seq) != (work.generation, work.seq):
             return []
         self.kv_tokens = result.num_kv_tokens
+        self.tally.tokens += len(result.token_ids)
         outputs: list[Output] = []
         if result.token_ids and self._answer is not None:
             if self._tick is not None:
@@ -380,8 +390,9 @@ class Session:
     def _dropped(self, num_samples: int, now: float) -> list[Output]:
         if not num_samples:
             return []
-        total = self._queue.num_dropped_samples + self.gate.num_dropped_samples
-        return [*self._notices.audio_dropped(_ms(total), self._backlog_limit / SAMPLE_RATE, now)]
+        self.tally.dropped_samples += num_samples
+        dropped_ms = _ms(self.tally.dropped_samples)
+        return [*self._notices.audio_dropped(dropped_ms, self._backlog_limit / SAMPLE_RATE, now)]
 
     def _over(self, message: str) -> list[Output]:
         return self._end(SessionOver(message))

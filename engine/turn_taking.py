@@ -54,6 +54,10 @@ class SpeechGate:
     def num_dropped_samples(self) -> int:
         return self._unheard.num_dropped_samples
 
+    @property
+    def num_waiting_samples(self) -> int:
+        return self._unheard.num_samples
+
     def append(self, audio: Pcm, limit_samples: int) -> int:
         """Audio from the client; returns the samples dropped because the detector is too far behind."""
         return self._unheard.append(audio, limit_samples)

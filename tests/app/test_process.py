@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import signal
 import socket
@@ -96,6 +97,18 @@ async def test_a_signal_lets_sessions_finish_and_ends_with_status_0(tmp_path: Pa
     assert "Traceback" not in log
     for secret in (KEY, "elephant", "heard 1000"):  # at debug level
         assert secret not in log
+
+
+async def test_the_log_as_json_is_one_object_a_line(tmp_path: Path):
+    async with running(tmp_path, "--drain-s", "0", "--log-format", "json") as server:
+        async with server.client() as client:
+            await client.next()
+        server.process.send_signal(signal.SIGTERM)
+        assert await server.exit_status() == 0
+    lines = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines() if line[0] == "{"]
+    (opened,) = [line for line in lines if "opened" in line["message"]]
+    assert (opened["session"], opened["key"]) == (client.events[0]["id"], "web")
+    assert (opened["level"], opened["logger"]) == ("INFO", "app.stream") and opened["timestamp"]
 
 
 async def test_at_the_deadline_sessions_are_closed(tmp_path: Path):

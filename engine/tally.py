@@ -1,0 +1,16 @@
+"""What sessions count over their lives; only ever grows, so that sums of it can be exported as counters."""
+
+from __future__ import annotations
+
+from dataclasses import astuple, dataclass
+
+
+@dataclass(slots=True)
+class Tally:
+    audio_samples: int = 0  # taken from clients, resampled
+    dropped_samples: int = 0  # of these, given up because too much waited
+    rate_mismatches: int = 0  # windows of audio that contradicted the declared rate
+    tokens: int = 0  # decoded
+
+    def __add__(self, other: Tally) -> Tally:
+        return Tally(*(mine + theirs for mine, theirs in zip(astuple(self), astuple(other), strict=True)))
