@@ -33,7 +33,7 @@ def test_a_second_server_on_the_port_is_refused_before_it_loads_anything(tmp_pat
     with subprocess.Popen(
         [sys.executable, "-c", holder], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
-        assert process.stdout.readline() == "held\n"
+        assert process.stdout is not None and process.stdout.readline() == "held\n"
         with pytest.raises(StartError, match=r"holds 127\.0\.0\.1:8123"), only_one(options):
             pass
         any_port = settings(tmp_path, port="0")
