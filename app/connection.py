@@ -46,6 +46,23 @@ class Connection(WebSocketsSansIOProtocol):
         if not self.disconnected:
             self.loop.call_later(ABORT_AFTER_S, self._abort)
 
+    def send_receive_event_to_app(self) -> None:
+        """uvicorn logs a traceback for text that is not UTF-8, and raises when a close frame is behind it."""
+        if self.curr_msg_data_type == "text" and not self.close_sent and not _is_utf8(self.frames):
+            self.frames = []
+            self.conn.fail(1007, "text that is not UTF-8")
+            self.handle_parser_exception()
+            return
+        super().send_receive_event_to_app()
+
     def _abort(self) -> None:
         if not self.disconnected:
             self.transport.abort()
+
+
+def _is_utf8(parts: list[bytes]) -> bool:
+    try:
+        b"".join(parts).decode()
+    except UnicodeDecodeError:
+        return False
+    return True
