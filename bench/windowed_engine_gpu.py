@@ -1,0 +1,278 @@
+"""The whole engine on a GPU: windowed against unbounded attention, as sessions grow older.
+
+    python -m bench.windowed_engine_gpu [--out DIR] [--parts logits windowed unbounded]      one H200
+    python -m bench.windowed_engine_gpu --small              a dry run of every line on the CPU
+
+Qwen2.5-7B's shape with random weights, bf16, CUDA graphs: W = 1,024, S = 16 and our kernel, against
+kv=unbounded, where vLLM takes FlashAttention-3. 256 sessions grow from 1,024 to 8,192 tokens; at each age
+the decode step of all and of 64 of them is measured, and a mixed step, in which a quarter of the sessions
+takes in chunks of 50 tokens. The part "logits" checks what is computed (windowed_engine_logits.py). One JSON
+per part.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from engine.models.family import EngineRecipe
+from engine.types import Work
+from engine.vllm.environment import prepare_process, repair_torch_companions
+from engine.vllm.settings import VllmSettings
+
+
+@dataclass(frozen=True)
+class Plan:
+    device: Literal["cpu", "cuda"]
+    model: dict[str, Any]
+    window: int
+    ages: tuple[int, ...]
+    batches: tuple[int, int]  # all sessions, and some of them
+    num_steps: int  # measured, per point
+    max_batch_tokens: int
+    kv_cache_bytes: int | None
+
+
+QWEN2_5_7B = dict(
+    hidden_size=3584,
+    num_hidden_layers=28,
+    num_attention_heads=28,
+    num_key_value_heads=4,
+    intermediate_size=18_944,
+    vocab_size=152_064,
+    max_position_embeddings=32_768,
+    rope_theta=1_000_000.0,
+)
+FULL = Plan("cuda", QWEN2_5_7B, 1024, (1024, 2048, 4096, 8192), (256, 64), 40, 8192, None)
+TINY = dict(
+    hidden_size=256,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    intermediate_size=512,
+    vocab_size=2048,
+    max_position_embeddings=4096,
+)
+SMALL = Plan("cpu", TINY, 64, (64, 128), (12, 4), 12, 256, 1 << 26)
+SINKS, CHUNK = 16, 50
+CHUNK_GROUPS = 4  # a group takes in a chunk per step, so each session takes one every so many steps
+HEADROOM = 1024  # tokens beyond the last age that measuring itself adds
+PARTS = ["logits", "windowed", "unbounded"]
+
+
+class Room:
+    """An engine and its sessions, all of one age."""
+
+    def __init__(self, recipe: EngineRecipe, kv: str, plan: Plan) -> None:
+        from engine.vllm.core import SessionCore
+        from engine.vllm.loading import load
+
+        self.plan, self.kv = plan, kv
+        settings = VllmSettings(
+            device=plan.device,
+            max_sessions=plan.batches[0],
+            max_session_tokens=plan.ages[-1] + HEADROOM,
+            max_batch_tokens=plan.max_batch_tokens,
+            kv_cache_bytes=plan.kv_cache_bytes,
+            gpu_memory_utilization=0.92,
+            kv=kv,  # type: ignore[arg-type]
+            window_tokens=plan.window,
+            max_sink_tokens=SINKS,
+        )
+        started = time.perf_counter()
+        self.core = SessionCore(load(recipe, settings), None)
+        self.load_s = time.perf_counter() - started
+        self.blocks_per_session = self.core.limits.blocks_per_session
+        # What is reserved per session is not the question here: fill the pool by hand.
+        self.core.limits = replace(self.core.limits, blocks_per_session=1)
+        self.names = [f"s{number}" for number in range(plan.batches[0])]
+        self.ages = dict.fromkeys(self.names, 0)
+
+    def fits(self, age: int) -> bool:
+        """Whether all the sessions there are can have this age and measure."""
+        limits = self.core.limits
+        blocks = -(-(age + HEADROOM // 2) // limits.block_size_tokens)
+        return len(self.names) * min(blocks, self.blocks_per_session) <= limits.num_kv_blocks
+
+    def grow(self, age: int) -> float:
+        """Bring every session to `age` tokens; seconds it took."""
+        started = time.perf_counter()
+        for name in self.names:
+            self.submit(name, age - self.ages[name])
+        self.drain()
+        return time.perf_counter() - started
+
+    def submit(self, name: str, num_tokens: int, max_tokens: int = 0) -> None:
+        if num_tokens <= 0:
+            return
+        start = self.ages[name]
+        tokens = tuple((31 * position + 7) % 2000 + 10 for position in range(start, start + num_tokens))
+        self.core.submit(Work(name, 0, 0, tokens, num_head_tokens=SINKS, max_tokens=max_tokens))
+
+    def drain(self) -> None:
+        while self.core.has_work():
+            self.core.step()
+            self.take()
+
+    def take(self) -> set[str]:
+        """Note the sessions' ages; those whose work ended."""
+        finished = set()
+        for result in self.core.take_results():
+            if result.error is not None:
+                raise RuntimeError(f"{result.session_id}: {result.error}")
+            self.ages[result.session_id] = result.num_kv_tokens
+            if result.finish is not None:
+                finished.add(result.session_id)
+        return finished
+
+    def keep(self, number: int) -> None:
+        for name in self.names[number:]:
+            self.core.end(name, 0)
+        self.names = self.names[:number]
+        self.drain()
+
+    def decode_ms(self, names: Sequence[str]) -> list[float]:
+        """Milliseconds from result to result while these sessions decode, the others parked."""
+        for name in names:
+            self.submit(name, 1, max_tokens=self.plan.num_steps + 8)
+        times = [self.timed_step() for _ in range(self.plan.num_steps + 6)]
+        self.drain()
+        return times[5:-1]
+
+    def mixed_ms(self, names: Sequence[str]) -> list[float]:
+        """The same while a quarter of them takes in chunks, one group of four in each step."""
+        chunkers = names[-(len(names) // 4) :]
+        groups = [chunkers[number::CHUNK_GROUPS] for number in range(CHUNK_GROUPS)]
+        idle = set(chunkers)
+        for name in names[: -len(chunkers)]:
+            self.submit(name, 1, max_tokens=self.plan.num_steps + 12)
+        times = []
+        for step in range(self.plan.num_steps + 6):
+            for name in groups[step % CHUNK_GROUPS]:
+                if name in idle:
+                    idle.discard(name)
+                    self.submit(name, CHUNK)
+            times.append(self.timed_step())
+            idle |= self.take() & set(chunkers)
+        self.drain()
+        return times[5:-1]
+
+    def timed_step(self) -> float:
+        started = time.perf_counter()
+        self.core.step()  # returns with a batch's results, so its device work is done
+        return 1e3 * (time.perf_counter() - started)
+
+
+def measure(recipe: EngineRecipe, kv: str, plan: Plan) -> list[dict[str, Any]]:
+    room = Room(recipe, kv, plan)
+    rows: list[dict[str, Any]] = []
+    for age in plan.ages:
+        if not room.fits(age):
+            rows.append({"kv": kv, "age": age, "batch": len(room.names), "kind": "does not fit"})
+            print(rows[-1], flush=True)
+            room.keep(plan.batches[1])
+        grow_s = room.grow(age)
+        used = room.core.stats().kv_blocks_used
+        for batch in (size for size in plan.batches if size <= len(room.names)):
+            for kind, run in (("decode", room.decode_ms), ("mixed", room.mixed_ms)):
+                rows.append(
+                    {"kv": kv, "age": age, "batch": batch, "kind": kind}
+                    | spread(run(room.names[:batch]))
+                    | {"kv_blocks_used": used, "grow_s": round(grow_s, 1)}
+                )
+                print(rows[-1], flush=True)
+    limits = room.core.limits
+    rows.append(
+        {
+            "kv": kv,
+            "kind": "limits",
+            "load_s": round(room.load_s, 1),
+            "num_kv_blocks": limits.num_kv_blocks,
+            "blocks_per_session": room.blocks_per_session,
+            "sessions": limits.num_kv_blocks // room.blocks_per_session,
+        }
+    )
+    print(rows[-1], flush=True)
+    room.core.shutdown()
+    return rows
+
+
+def spread(values: list[float]) -> dict[str, Any]:
+    deciles = statistics.quantiles(values, n=10)
+    return {
+        "step_ms": round(statistics.median(values), 3),
+        "mean_ms": round(statistics.mean(values), 3),
+        "p10_ms": round(deciles[0], 3),
+        "p90_ms": round(deciles[8], 3),
+        "steps": len(values),
+    }
+
+
+def write_config(directory: Path, shape: dict[str, Any]) -> None:
+    """A checkpoint of nothing but its configuration: load_format=dummy makes up the weights."""
+    from transformers import Qwen2Config
+
+    directory.mkdir(parents=True)
+    config = Qwen2Config(**shape).to_dict() | {"architectures": ["Qwen2ForCausalLM"], "dtype": "bfloat16"}
+    (directory / "config.json").write_text(json.dumps(config))
+
+
+def run_part(part: str, plan: Plan, directory: Path) -> list[dict[str, Any]]:
+    if part == "logits":
+        from bench.windowed_engine_logits import compare
+
+        return compare(directory / "logits", plan.device)
+    write_config(directory / "shape", plan.model)
+    recipe = EngineRecipe(
+        directory / "shape",
+        plan.model["max_position_embeddings"],
+        load_format="dummy",
+        overrides={"skip_tokenizer_init": True},
+    )
+    return measure(recipe, part, plan)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("bench/results"))
+    parser.add_argument("--small", action="store_true", help="tiny shapes on the CPU: a dry run")
+    parser.add_argument("--parts", nargs="+", default=PARTS, choices=PARTS)
+    options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    if len(options.parts) > 1:  # each in a process of its own: the GPU is empty again, a failure stays alone
+        for part in options.parts:
+            arguments = ["--parts", part, "--out", str(options.out)] + ["--small"] * options.small
+            subprocess.run([sys.executable, "-m", "bench.windowed_engine_gpu", *arguments], check=False)
+        return
+    (part,) = options.parts
+    plan = SMALL if options.small else FULL
+    prepare_process(plan.device)
+    repair_torch_companions()
+    import torch
+
+    name = torch.cuda.get_device_name() if plan.device == "cuda" else "cpu"
+    with tempfile.TemporaryDirectory() as directory:
+        rows = run_part(part, plan, Path(directory))
+    result = {
+        "part": part,
+        "machine": f"{name}, torch {torch.__version__}",
+        "model": plan.model,
+        "window": plan.window,
+        "sinks": SINKS,
+        "chunk": CHUNK,
+        "rows": rows,
+    }
+    (options.out / f"windowed_engine_{part}.json").write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
