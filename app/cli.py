@@ -35,6 +35,25 @@ def serve(**values: Any) -> None:
     run(settings)
 
 
+@app.command()
+def prepare() -> None:
+    """Fetch METRONOME_MODEL into METRONOME_CACHE_DIR, so that a start needs no network."""
+    from engine.models import load_family, load_vad_file
+    from engine.models.prepare import PrepareError, progress_bar
+
+    settings = load()
+    cache_dir = settings.cache_dir.expanduser().absolute()
+    try:
+        with progress_bar() as report:
+            load_vad_file(cache_dir, report)
+            if settings.model != "null":
+                load_family(settings.model, cache_dir, report)
+    except (PrepareError, ValueError) as error:
+        print(f"metronome: {error}", file=sys.stderr)
+        raise typer.Exit(1) from None
+    print(f"{settings.model} is ready in {cache_dir}")
+
+
 def _parameter_name(option: Option) -> str:
     return "_".join(option.path)
 

@@ -1,9 +1,13 @@
 #!/bin/sh
 # Programs that tests use and pip cannot bring. Without them the tests that need them are skipped.
 set -eu
-command -v espeak-ng >/dev/null && exit 0
+missing=""
+command -v espeak-ng >/dev/null || missing="$missing espeak-ng"
+command -v prometheus >/dev/null && command -v promtool >/dev/null || missing="$missing prometheus"
+[ -n "$missing" ] || exit 0
 if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
-    { apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -qy --no-install-recommends espeak-ng; } \
+    # shellcheck disable=SC2086 # several names
+    { apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -qy --no-install-recommends $missing; } \
         >/dev/null && exit 0
 fi
-echo "note: espeak-ng is not installed (apt-get install espeak-ng); tests that speak with it are skipped" >&2
+echo "note: not installed:$missing (apt-get install$missing); tests that use them are skipped" >&2

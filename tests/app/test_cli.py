@@ -50,6 +50,13 @@ def test_an_unknown_option_is_refused(served: list[Settings]):
     assert not served
 
 
+def test_prepare_says_what_is_wrong_and_does_nothing_twice():
+    result = runner.invoke(cli.app, ["prepare"], env={"METRONOME_MODEL": "no-such"})
+    assert result.exit_code == 1 and "no model family is called 'no-such'" in result.stderr
+    for _ in range(2):
+        assert runner.invoke(cli.app, ["prepare"], env={"METRONOME_MODEL": "null"}).exit_code == 0
+
+
 @pytest.mark.parametrize(
     "arguments", ["talk", "talk --mic a.wav", "talk a.wav --turn never", "talk --wait-s 0"]
 )
