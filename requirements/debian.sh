@@ -4,6 +4,7 @@ set -eu
 missing=""
 command -v espeak-ng >/dev/null || missing="$missing espeak-ng"
 command -v prometheus >/dev/null && command -v promtool >/dev/null || missing="$missing prometheus"
+command -v nginx >/dev/null || missing="$missing nginx-light"
 [ -n "$missing" ] || exit 0
 if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
     # shellcheck disable=SC2086 # several names
