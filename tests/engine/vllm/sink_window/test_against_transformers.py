@@ -21,7 +21,7 @@ from engine.models.family import EngineRecipe
 from engine.models.prepare import prepare
 from engine.types import Finish
 from engine.vllm.settings import VllmSettings
-from engine.vllm.sink_window.layout import gap_blocks
+from tests.engine.vllm.sink_window.judging import judged_logits, rounded_mask, talk
 
 pytestmark = pytest.mark.vllm
 
@@ -82,57 +82,13 @@ def text(llm_dir: Path) -> tuple[int, ...]:
     return tuple(Tokenizer.from_file(str(llm_dir / "tokenizer.json")).encode(TEXT).ids)
 
 
-def rounded_mask(chunks: list[int], num_sink_tokens: int, window: int, block_size: int) -> torch.Tensor:
-    """bool [T, T]: what each position sees when the tokens came in these chunks."""
-    total = sum(chunks)
-    mask = torch.zeros((total, total), dtype=torch.bool)
-    done = 0
-    for size in chunks:
-        first, last = gap_blocks(num_sink_tokens, done, window, block_size)
-        for position in range(done, done + size):
-            mask[position, : position + 1] = True
-            mask[position, first * block_size : max(first, last) * block_size] = False
-        done += size
-    return mask
-
-
-@torch.inference_mode()
-def judged_logits(judge: Any, tokens: list[int], mask: torch.Tensor) -> torch.Tensor:
-    additive = torch.zeros(mask.shape).masked_fill(~mask, torch.finfo(torch.float32).min)
-    positions = torch.arange(len(tokens))[None]
-    out = judge(torch.tensor([tokens]), attention_mask=additive[None, None], position_ids=positions)
-    return out.logits[0]
-
-
-def talk(
-    stepper: Any, text: tuple[int, ...], sizes: list[int], max_tokens: int
-) -> tuple[list[int], Any, Any]:
-    """Feed `text` in chunks, letting the model answer after each: its tokens, steps and logits."""
-    from tests.engine.vllm.sink_window import recording
-
-    tokens, start, owed = [], 0, ()
-    engine_core = stepper.core._core
-    with recording.hidden_states(engine_core) as recorded:
-        for size in sizes:
-            fed = (*owed, *text[start : start + size])
-            start += size
-            work = replace(stepper.work("a", fed, max_tokens), num_head_tokens=SINKS)
-            assert stepper.run(work) == [Finish.LENGTH if max_tokens else Finish.FED]
-            answer = stepper.tokens(work)
-            tokens += [*fed, *answer[:-1]]
-            owed = tuple(answer[-1:])
-    with torch.inference_mode():
-        logits = recording.runner_of(engine_core).model.compute_logits(torch.cat(recorded))
-    return tokens, [len(step) for step in recorded], logits
-
-
 @pytest.mark.parametrize(
     "sizes,max_tokens",
     [([16, 33, 1, 64, 2, 17, 15, 20], 0), ([20, 40, 3, 30, 1, 12], 8), ([168], 0)],
     ids=["appends", "answers", "one chunk"],
 )
 def test_logits_at_every_position(stepper, judge, text, sizes, max_tokens):
-    tokens, steps, logits = talk(stepper, text, sizes, max_tokens)
+    tokens, steps, logits = talk(stepper, text, sizes, max_tokens, SINKS)
     assert sum(steps) == len(tokens) == len(logits) > 2 * W
     mask = rounded_mask(steps, SINKS, W, BLOCK)
     expected = judged_logits(judge, tokens, mask)
