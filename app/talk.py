@@ -10,32 +10,36 @@ import asyncio
 import contextlib
 import json
 import sys
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import urlencode
 
-import numpy as np
-import numpy.typing as npt
 import websockets
 from rich.console import Console
 from rich.markup import escape
 from websockets.asyncio.client import ClientConnection, connect
 
-CHUNK_MS = 20
-MIN_RATE, MAX_RATE = 8_000, 48_000  # what the server accepts
+from app.speaking import (
+    CHUNK_MS,
+    ClientError,
+    Samples,
+    Sleep,
+    Speaker,
+    at_one_rate,
+    chunks,
+    read_recording,
+)
+
 MIC_RATE = 48_000
 TURNS = ("server_vad", "manual")
 ANSWERED, FAILED, REFUSED = 0, 1, 3
 """Exit statuses."""
 
-Samples = npt.NDArray[np.int16]
 
-
-class TalkError(Exception):
-    """Ends the talk with a sentence for the person at the terminal."""
+class TalkError(ClientError):
+    """The talk cannot go on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,55 +136,6 @@ class Turns:
         return self.num_answers > num_before and not is_open
 
 
-def read_recording(path: Path) -> tuple[Samples, int]:
-    """Mono samples at the file's own rate, or at the nearest one the server takes."""
-    import soundfile
-
-    try:
-        audio, rate = soundfile.read(path, dtype="float32", always_2d=True)
-    except (OSError, soundfile.SoundFileError) as error:
-        raise TalkError(f"cannot read {path}: {error}") from None
-    if len(audio) == 0:
-        raise TalkError(f"cannot read {path}: it holds no audio")
-    mono = audio.mean(axis=1)
-    if not MIN_RATE <= rate <= MAX_RATE:
-        import soxr
-
-        wanted = min(max(rate, MIN_RATE), MAX_RATE)
-        mono, rate = soxr.resample(mono, rate, wanted), wanted
-    return np.clip(np.rint(mono * 32767), -32768, 32767).astype(np.int16), rate
-
-
-def chunks(samples: Samples, rate: int) -> list[bytes]:
-    """20 ms each (where the rate does not divide, nearly); the last may be shorter."""
-    size = max(1, rate * CHUNK_MS // 1000)
-    return [samples[i : i + size].astype("<i2").tobytes() for i in range(0, len(samples), size)]
-
-
-Sleep = Callable[[float], Awaitable[None]]
-
-
-class Speaker:
-    """Sends chunks when they are due. Due times are absolute, so that delays do not add up."""
-
-    def __init__(self, socket: ClientConnection, rate: int, sleep: Sleep) -> None:
-        self._socket = socket
-        self._sleep = sleep
-        self._due_s: float | None = None
-        self._chunk_s = max(1, rate * CHUNK_MS // 1000) / rate
-        self.silence = bytes(2 * max(1, rate * CHUNK_MS // 1000))
-
-    async def send(self, chunk: bytes) -> None:
-        now_s = time.monotonic()
-        self._due_s = now_s if self._due_s is None else self._due_s + self._chunk_s
-        await self._sleep(max(0.0, self._due_s - now_s))
-        await self._socket.send(chunk)
-
-    def restart(self) -> None:
-        """After a pause: the next chunk is due at once."""
-        self._due_s = None
-
-
 async def speak_turn(
     socket: ClientConnection, speaker: Speaker, turns: Turns, recording: Sequence[bytes], options: TalkOptions
 ) -> None:
@@ -253,8 +208,7 @@ async def converse(
     options: TalkOptions, files: Sequence[Path], printer: Printer, sleep: Sleep = asyncio.sleep
 ) -> int:
     """One session: each file a turn, or the microphone where there are none. Gives the exit status."""
-    recordings = [read_recording(path) for path in files]
-    rate = recordings[0][1] if recordings else MIC_RATE
+    recordings, rate = at_one_rate([read_recording(path) for path in files]) if files else ([], MIC_RATE)
     query: dict[str, Any] = {"sample_rate": rate, "turn": options.turn}
     if options.max_tokens is not None:
         query["max_tokens"] = options.max_tokens
@@ -281,7 +235,7 @@ async def converse(
 async def _speak(
     socket: ClientConnection,
     turns: Turns,
-    recordings: Sequence[tuple[Samples, int]],
+    recordings: Sequence[Samples],
     rate: int,
     options: TalkOptions,
     sleep: Sleep,
@@ -292,11 +246,7 @@ async def _speak(
         async for chunk in microphone(rate):
             await socket.send(chunk)
     speaker = Speaker(socket, rate, sleep)
-    for samples, own_rate in recordings:
-        if own_rate != rate:  # a session has one rate: the first recording's
-            import soxr
-
-            samples = soxr.resample(samples, own_rate, rate)
+    for samples in recordings:
         await speak_turn(socket, speaker, turns, chunks(samples, rate), options)
 
 
@@ -324,7 +274,7 @@ def main(options: TalkOptions, files: Sequence[Path], printer: Printer) -> int:
         return asyncio.run(converse(options, files, printer))
     except KeyboardInterrupt:
         return ANSWERED
-    except TalkError as error:
+    except ClientError as error:
         printer.problem(str(error))
     except (OSError, websockets.WebSocketException, TimeoutError) as error:
         printer.problem(f"cannot talk to {options.url}: {error}")

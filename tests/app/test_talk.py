@@ -18,7 +18,7 @@ import soundfile
 from rich.console import Console
 from websockets.asyncio.server import ServerConnection, serve
 
-from app import talk
+from app import speaking, talk
 from app.talk import ANSWERED, FAILED, REFUSED, TalkOptions, converse
 
 Handler = Callable[[ServerConnection], Awaitable[None]]
@@ -238,7 +238,7 @@ async def test_chunks_are_due_on_an_absolute_schedule(monkeypatch: pytest.Monkey
     async def sleep(seconds: float) -> None:
         now[0] += seconds
 
-    monkeypatch.setattr(talk.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(speaking.time, "monotonic", lambda: now[0])
     speaker = talk.Speaker(Socket(), 16_000, sleep)  # pyright: ignore[reportArgumentType]
     for _ in range(50):
         await speaker.send(b"")
