@@ -111,5 +111,5 @@ class Result:
     seq: int
     token_ids: tuple[int, ...]  # newly decoded, stop token excluded
     finish: Finish | None  # set on the work's last result
-    num_kv_tokens: int  # tokens of the session in the KV cache after this step
+    num_kv_tokens: int  # tokens the session has computed so far, those since evicted counted
     error: str | None = None  # a sentence for people, with Finish.REFUSED
