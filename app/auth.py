@@ -10,7 +10,7 @@ import hashlib
 import hmac
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from engine.errors import SessionError, Unavailable
@@ -41,7 +41,7 @@ class KeyFormatError(ValueError):
 @dataclass(frozen=True, slots=True)
 class ApiKey:
     name: str  # what logs call its owner
-    digest: bytes
+    digest: bytes = field(repr=False)
     max_sessions: int | None  # at the same time; None: as many as the server takes; 0: HTTP only
 
 

@@ -20,7 +20,7 @@ class StartError(Exception):
 
 def check(settings: Settings) -> Keyring:
     """The API keys. Raises StartError for what would otherwise fail only after minutes of loading."""
-    if os.environ.get("WEB_CONCURRENCY", "1") != "1":
+    if os.environ.get("WEB_CONCURRENCY") not in (None, "", "1"):
         raise StartError(
             "WEB_CONCURRENCY asks for several server processes, but the sessions, their limit and the engine "
             "live in one: unset it, and start more servers with a device and a port each."
@@ -40,8 +40,8 @@ def check(settings: Settings) -> Keyring:
 def only_one(settings: Settings) -> Iterator[None]:
     """Hold the name of the server's address. Raises StartError when another server does.
 
-    A taken port alone would be noticed only after the model was loaded beside the other server's. The name is
-    one of Linux's abstract sockets: no file, and free again when the process is gone, however it went.
+    The port itself says so only when the other one listens; until then both would load. The name is one of
+    Linux's abstract sockets: no file, and free again when the process is gone, however it went.
     """
     with socket.socket(socket.AF_UNIX) as name:
         if settings.port != 0:  # 0: any free port
@@ -54,7 +54,16 @@ def only_one(settings: Settings) -> Iterator[None]:
                     f"a Metronome server holds {settings.host}:{settings.port} already: stop it, or choose "
                     "another --port and give each server its own device."
                 ) from None
+            _try_to_listen(settings.host, settings.port)
         yield
+
+
+def _try_to_listen(host: str, port: int) -> None:
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        socket.create_server(address[:2], family=family).close()
+    except OSError as error:
+        raise StartError(f"cannot listen on {host}:{port}: {error.strerror or error}") from None
 
 
 def greeting(settings: Settings, keyring: Keyring) -> str:

@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from engine.audio.speech import SpeechDetector
 from engine.engine import Engine, EngineError
 from engine.errors import EngineFailure, Leaving, SessionError
-from engine.events import ServerEvent
+from engine.events import ServerEvent, Warning
 from engine.models.family import Family
 from engine.outputs import Cancel, Close, EndGeneration, Output, Submit
 from engine.scheduler import TickSample, TickScheduler
@@ -106,9 +106,12 @@ class Conductor:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def drain(self, deadline_s: float) -> None:
-        """Let running sessions end by themselves until the deadline, then close them."""
+        """Tell running sessions, let them end by themselves until the deadline, then close them."""
         self.phase = Phase.DRAINING
         end = self.loop.time() + deadline_s
+        message = f"The server leaves in {deadline_s:g} s at the latest: finish, then reconnect."
+        for session in self.scheduler:
+            self._carry_out(session, [Warning(code="draining", message=message)])
         while len(self.scheduler) and self.loop.time() < end:  # noqa: ASYNC110 - many ends, one deadline
             await asyncio.sleep(0.05)
         self._close_all(Leaving("The server is leaving: reconnect, another one will answer."))

@@ -96,7 +96,7 @@ class ResponseDone(_Event):
 class Warning(_Event):
     """Nothing is lost but what the message says; the session goes on.
 
-    Codes: input_rate, audio_dropped, session_expiring.
+    Codes: input_rate, audio_dropped, session_expiring, draining.
     """
 
     type: Literal["warning"] = "warning"

@@ -1,3 +1,4 @@
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -42,6 +43,19 @@ def test_a_second_server_on_the_port_is_refused_before_it_loads_anything(tmp_pat
         process.kill()
     with only_one(options):  # the dead hold nothing
         pass
+
+
+def test_an_address_that_cannot_be_had_is_told_at_once(tmp_path: Path):
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = str(other.getsockname()[1])
+        with pytest.raises(StartError, match=f"127.0.0.1:{port}: Address already in use"):
+            with only_one(settings(tmp_path, port=port)):
+                pass
+    with only_one(settings(tmp_path, port=port)):
+        pass
+    with pytest.raises(StartError, match=r"cannot listen on 192\.0\.2\.1"):
+        with only_one(settings(tmp_path, host="192.0.2.1", port=port)):
+            pass
 
 
 def test_tls_files_are_read_at_once(tmp_path: Path):

@@ -302,6 +302,8 @@ async def test_draining_lets_a_session_finish_and_refuses_new_ones():
         async with server.client() as late:
             code, _ = await late.closed()
             assert code == 1001 and late.events[0]["code"] == "draining"
+        warning = await client.until("warning")
+        assert warning["code"] == "draining" and "2 s" in warning["message"]
         assert await turn(client) == "echo: heard 1000 ms"
         code, _ = await client.closed()
         assert code == 1001
