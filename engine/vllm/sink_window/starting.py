@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 
 from vllm.config import VllmConfig
 from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
-from vllm.v1.kv_cache_interface import KVCacheConfig, iter_layer_specs
+from vllm.v1.kv_cache_interface import (
+    KVCacheConfig,
+    KVCacheGroupSpec,
+    KVCacheSpec,
+    UniformTypeKVCacheSpecs,
+)
 
 from engine.engine import EngineError
 from engine.vllm.sink_window.layout import max_blocks
@@ -66,22 +72,14 @@ def report(config: VllmConfig, kv_cache_config: KVCacheConfig) -> None:
     options = SinkWindowOptions.of(config)
     if options is None:
         return
-    left_alone: dict[str, int] = {}
-    num_windowed = 0
-    for group in kv_cache_config.kv_cache_groups:
-        specs = list(iter_layer_specs(group.kv_cache_spec))
-        for index in range(len(group.layer_names)):
-            spec = specs[min(index, len(specs) - 1)]
-            if isinstance(spec, SinkWindowSpec):
-                num_windowed += 1
-            else:
-                left_alone[type(spec).__name__] = left_alone.get(type(spec).__name__, 0) + 1
+    kinds = Counter(type(spec) for group in kv_cache_config.kv_cache_groups for spec in _layer_specs(group))
+    num_windowed = kinds.pop(SinkWindowSpec, 0)
     if not num_windowed:
         raise EngineError(
             f"no layer of this model has plain full attention that could be windowed: choose another model, "
             f"{_INSTEAD}"
         )
-    others = ", ".join(f"{number} x {kind}" for kind, number in left_alone.items())
+    others = ", ".join(f"{number} x {kind.__name__}" for kind, number in kinds.items())
     logger.info(
         "%d attention layers keep the last %d tokens and up to %d first ones%s",
         num_windowed,
@@ -89,3 +87,10 @@ def report(config: VllmConfig, kv_cache_config: KVCacheConfig) -> None:
         options.max_sink_tokens,
         f"; left alone: {others}" if others else "",
     )
+
+
+def _layer_specs(group: KVCacheGroupSpec) -> list[KVCacheSpec]:
+    spec = group.kv_cache_spec
+    if isinstance(spec, UniformTypeKVCacheSpecs):
+        return list(spec.kv_cache_specs.values())
+    return [spec] * len(group.layer_names)

@@ -46,7 +46,6 @@ CALLS: dict[str, list[str]] = {
     "vllm.v1.kv_cache_interface:FullAttentionSpec.max_memory_usage_bytes": ["vllm_config"],
     "vllm.v1.kv_cache_interface:UniformTypeKVCacheSpecs.max_memory_usage_pages": ["vllm_config"],
     "vllm.v1.kv_cache_interface:replace_as": ["spec", "target_cls", "drop", "changes"],
-    "vllm.v1.kv_cache_interface:iter_layer_specs": ["kv_cache_spec"],
     f"{MANAGER}.remove_skipped_blocks": ["request_id", "processed_computed_tokens", "num_prompt_tokens"],
     f"{MANAGER}._remove_blocks_in_range": ["request_id", "first_block", "last_block"],
     f"{MANAGER}.pop_blocks_for_free": ["request_id"],
@@ -177,6 +176,7 @@ FIELDS: dict[str, list[str]] = {
         "non_causal",
     ],
     "vllm.v1.kv_cache_interface:KVCacheConfig": ["kv_cache_groups"],
+    "vllm.v1.kv_cache_interface:UniformTypeKVCacheSpecs": ["kv_cache_specs"],
     "vllm.v1.kv_cache_interface:KVCacheGroupSpec": ["layer_names", "kv_cache_spec"],
     "vllm.v1.core.sched.output:SchedulerOutput": [
         "scheduled_new_reqs",

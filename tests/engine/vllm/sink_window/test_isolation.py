@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
+from app.gate import Gate
+from engine.conductor import Phase
+from engine.engine import EngineLimits
 from engine.types import Finish
 from tests.engine.vllm.sink_window.windowed import BLOCK, begin, blocks_per_session, more, prompt, settings
 
@@ -107,11 +112,19 @@ def test_unbounded_holds_everything_and_computes_the_same_until_the_window_is_fu
 
 
 def test_the_same_memory_admits_more_sessions(start):
+    """`cap` is what `/capacity` reports."""
     pool = 8 << 20
-    limits = start(kv_cache_bytes=pool).core.limits
+    windowed = start(kv_cache_bytes=pool).core.limits
     whole = start(kv_cache_bytes=pool, kv="unbounded").core.limits
-    assert limits.num_kv_blocks == whole.num_kv_blocks
-    assert limits.blocks_per_session == blocks_per_session()
-    assert limits.num_kv_blocks // limits.blocks_per_session > 5 * (
-        whole.num_kv_blocks // whole.blocks_per_session
-    )
+    assert windowed.num_kv_blocks == whole.num_kv_blocks
+    assert windowed.blocks_per_session == blocks_per_session()
+    assert cap(whole) == whole.num_kv_blocks // -(-1001 // BLOCK)
+    assert cap(windowed) > 5 * cap(whole)
+
+
+def cap(limits: EngineLimits) -> int:
+    """Sessions that the gate lets in when nothing but the KV cache bounds them."""
+    engine = SimpleNamespace(limits=replace(limits, max_sessions=10_000))
+    limit: Any = SimpleNamespace(whole_cap=10_000)
+    server: Any = SimpleNamespace(phase=Phase.READY, engine=engine)
+    return Gate(limit, 10_000, server).cap
