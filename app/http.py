@@ -17,6 +17,8 @@ from engine.conductor import Phase
 
 router = APIRouter()
 
+OPENMETRICS = "application/openmetrics-text"
+
 
 class Health(BaseModel):
     status: Phase
@@ -113,7 +115,9 @@ async def capacity(request: Request, response: Response, require: int = 0) -> Ca
 )
 async def metrics(request: Request) -> Response:
     """Prometheus' text format, or OpenMetrics where asked for."""
-    encode, content_type = choose_encoder(request.headers.get("accept", ""))
+    # The header's versions are not handed on: the library raises on one that is no number.
+    wants_openmetrics = OPENMETRICS in request.headers.get("accept", "")
+    encode, content_type = choose_encoder(f"{OPENMETRICS}; version=1.0.0" if wants_openmetrics else "")
     return Response(encode(_service(request).metrics.registry), headers={"Content-Type": content_type})
 
 

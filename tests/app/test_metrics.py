@@ -6,8 +6,8 @@ import asyncio
 import time
 from typing import get_args
 
+import httpx
 import pytest
-from prometheus_client.exposition import choose_encoder
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse
 
@@ -105,16 +105,33 @@ async def test_an_engine_that_died_is_counted_and_its_figures_are_gone():
         assert figures["metronome_engine_failures_total"] == 1
 
 
-async def test_prometheus_gets_openmetrics_and_needs_the_key():
+async def test_metrics_need_the_key_and_their_labels_are_few():
     async with serving(auth__keys="probe probe-key-0123456789 0") as server:
         assert (await server.get("/metrics")).status_code == 401
         answer = await server.get("/metrics?key=probe-key-0123456789")
         labels = {name for f in parse(answer.text) for s in f.samples for name in s.labels}
         assert labels == {"le", "phase", "reason", "version", "model", "device"}
-        encode, content_type = choose_encoder("application/openmetrics-text; version=1.0.0")
-        assert "openmetrics" in content_type
-        families = list(parse_openmetrics(encode(server.service.metrics.registry).decode()))
-        assert any(family.name == "metronome_tokens" for family in families)
+
+
+@pytest.mark.parametrize(
+    ("accept", "is_openmetrics"),
+    [
+        (
+            "application/openmetrics-text;version=1.0.0,application/openmetrics-text;version=0.0.1;q=0.75",
+            True,
+        ),
+        ("application/openmetrics-text; version=newest", True),
+        ("text/plain; version=newest", False),
+        (";,=", False),
+    ],
+)
+async def test_openmetrics_for_those_who_ask_whatever_else_they_ask(accept: str, is_openmetrics: bool):
+    async with serving() as server, httpx.AsyncClient(trust_env=False) as http:
+        answer = await http.get(f"http://127.0.0.1:{server.port}/metrics", headers={"Accept": accept})
+        assert answer.status_code == 200
+        assert ("openmetrics" in answer.headers["content-type"]) is is_openmetrics
+        families = parse_openmetrics(answer.text) if is_openmetrics else parse(answer.text)
+        assert "metronome_tick_lateness_seconds" in {family.name for family in families}
 
 
 async def test_audio_at_another_rate_than_declared_is_counted():
