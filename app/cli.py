@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from app.load_cli import load as load_verb
 from app.settings import Option, SettingsError, load, options
 
 app = typer.Typer(
@@ -121,6 +122,9 @@ def talk(
     options = talking.TalkOptions(url, turn, instructions, max_tokens, wait_s)
     printer = talking.JsonPrinter() if as_json else talking.TextPrinter(verbose=verbose)
     raise typer.Exit(talking.main(options, list(files or []), printer))
+
+
+app.command("load")(load_verb)
 
 
 def main() -> None:

@@ -25,7 +25,8 @@ from engine.aimd import AimdConfig
 from engine.models import DEFAULT_FAMILY
 
 ENV_PREFIX = "METRONOME_"
-OTHER_ENV_PREFIXES = ("METRONOME_TALK_", "METRONOME_TEST_")  # not the server's, so none of its business
+# Not the server's, so none of its business:
+OTHER_ENV_PREFIXES = ("METRONOME_TALK_", "METRONOME_LOAD_", "METRONOME_TEST_")
 
 Fraction = Annotated[float, Field(gt=0, le=1)]
 
