@@ -184,7 +184,7 @@ async def test_connections_beyond_the_limit_are_closed_unheard():
 
 
 async def test_a_connection_without_a_request_is_closed(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("app.connection.REQUEST_LIMIT_S", 0.2)
+    monkeypatch.setattr("app.connection.REQUEST_LIMIT_S", 1.0)
     async with serving() as server, client(server) as caller:
         reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
         writer.write(b"GET /health HTTP/1.1\r\nHost: x\r\n")  # and never the empty line
