@@ -197,6 +197,7 @@ def measure(recipe: EngineRecipe, kv: str, plan: Plan) -> list[dict[str, Any]]:
             "kind": "limits",
             "load_s": round(room.load_s, 1),
             "num_kv_blocks": limits.num_kv_blocks,
+            "block_size": limits.block_size_tokens,
             "blocks_per_session": room.blocks_per_session,
             "sessions": limits.num_kv_blocks // room.blocks_per_session,
         }
