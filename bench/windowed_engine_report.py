@@ -49,8 +49,8 @@ def table(parts: dict[str, Any]) -> str:
     lines = [
         "# The whole engine on a GPU: windowed against unbounded",
         "",
-        f"{first['machine']}; Qwen2.5-7B's shape with random weights, bf16, CUDA graphs; W = {first['window']},"
-        f" S = {first['sinks']}. Milliseconds from one step's results to the next's, median (10th to 90th "
+        f"{first['machine']}; Qwen2.5-7B's shape with random weights, bf16, CUDA graphs; W = "
+        f"{first['window']}, S = {first['sinks']}. Milliseconds from one step's results to the next's, median (10th to 90th "
         f"percentile). Mixed: a quarter of the sessions takes in chunks of {first['chunk']} tokens in turn.",
         "",
         "| batch | age, tokens | decode, windowed | decode, unbounded | mixed, windowed | mixed, unbounded |",
@@ -68,8 +68,8 @@ def table(parts: dict[str, Any]) -> str:
         for row in points_of_kind(parts.get(part), "limits"):
             lines.append("")
             lines.append(
-                f"{part.capitalize()}: a pool of {row['num_kv_blocks']:,} blocks of {row['block_size']} tokens, "
-                f"{row['blocks_per_session']} per session, room for {row['sessions']:,} sessions."
+                f"{part.capitalize()}: a pool of {row['num_kv_blocks']:,} blocks of {row['block_size']} "
+                f"tokens, {row['blocks_per_session']} per session, room for {row['sessions']:,} sessions."
             )
     if "logits" in parts:
         lines += [
