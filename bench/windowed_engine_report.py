@@ -50,8 +50,8 @@ def table(parts: dict[str, Any]) -> str:
         "# The whole engine on a GPU: windowed against unbounded",
         "",
         f"{first['machine']}; Qwen2.5-7B's shape with random weights, bf16, CUDA graphs; W = "
-        f"{first['window']}, S = {first['sinks']}. Milliseconds from one step's results to the next's, median (10th to 90th "
-        f"percentile). Mixed: a quarter of the sessions takes in chunks of {first['chunk']} tokens in turn.",
+        f"{first['window']}, S = {first['sinks']}. Milliseconds from one step's results to the "
+        f"next's, median (10th to 90th percentile). Mixed: a quarter of the sessions takes in chunks of {first['chunk']} tokens in turn.",
         "",
         "| batch | age, tokens | decode, windowed | decode, unbounded | mixed, windowed | mixed, unbounded |",
         "|---|---|---|---|---|---|",
