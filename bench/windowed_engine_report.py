@@ -46,12 +46,15 @@ def points(part: dict[str, Any] | None, kind: str) -> dict[tuple[int, int], dict
 
 def table(parts: dict[str, Any]) -> str:
     first = next(iter(parts.values()))
+    sizes = f"W = {first['window']}, S = {first['sinks']}"
+    what = (
+        "Milliseconds from one step's results to the next's, median (10th to 90th percentile). Mixed: a quarter "
+        f"of the sessions takes in chunks of {first['chunk']} tokens in turn"
+    )
     lines = [
         "# The whole engine on a GPU: windowed against unbounded",
         "",
-        f"{first['machine']}; Qwen2.5-7B's shape with random weights, bf16, CUDA graphs; W = "
-        f"{first['window']}, S = {first['sinks']}. Milliseconds from one step's results to the "
-        f"next's, median (10th to 90th percentile). Mixed: a quarter of the sessions takes in chunks of {first['chunk']} tokens in turn.",
+        f"{first['machine']}; Qwen2.5-7B's shape with random weights, bf16, CUDA graphs; {sizes}. {what}.",
         "",
         "| batch | age, tokens | decode, windowed | decode, unbounded | mixed, windowed | mixed, unbounded |",
         "|---|---|---|---|---|---|",
