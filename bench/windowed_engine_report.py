@@ -48,8 +48,8 @@ def table(parts: dict[str, Any]) -> str:
     first = next(iter(parts.values()))
     sizes = f"W = {first['window']}, S = {first['sinks']}"
     what = (
-        "Milliseconds from one step's results to the next's, median (10th to 90th percentile). Mixed: a quarter "
-        f"of the sessions takes in chunks of {first['chunk']} tokens in turn"
+        "Milliseconds from one step's results to the next's, median (10th to 90th percentile). Mixed: a "
+        f"quarter of the sessions takes in chunks of {first['chunk']} tokens in turn"
     )
     lines = [
         "# The whole engine on a GPU: windowed against unbounded",
