@@ -6,13 +6,14 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from app.gate import Gate
 from engine.conductor import Phase
 from engine.engine import EngineLimits
-from engine.types import Finish
+from engine.types import SAMPLE_RATE, Features, Finish, Hearing
 from tests.engine.vllm.sink_window.windowed import BLOCK, begin, blocks_per_session, more, prompt, settings
 
 pytestmark = pytest.mark.vllm
@@ -83,6 +84,30 @@ def test_the_gap_was_seen_before_and_its_values_would_show(start):
         (out,) = talk(stepper, "a", [more(stepper, "a", 1)])
         assert out.isnan().any()
         recording.heal(stepper.core._core)
+
+
+def test_audio_that_left_the_window_cannot_be_heard_any_more(start, family):
+    """Two layers reach back two windows and two chunks at most; items are cut by chunks and by the window."""
+    stepper = start()
+    outputs = {}
+    for name, seed in (("a", 1), ("b", 2)):
+        tokens, features = family_turn(family, seed)
+        assert max(item.num_tokens for item in features) < len(tokens)
+        heard = replace(more(stepper, name, 1), token_ids=tokens, features=features)
+        later = [more(stepper, name, 60, 4, seed=seed) for seed in range(6)]
+        outputs[name] = talk(stepper, name, [begin(stepper, name, 40), heard, *later])
+        assert stepper.core.stats().kv_blocks_used <= len(outputs) * blocks_per_session()
+    steps = list(zip(outputs["a"], outputs["b"], strict=True))
+    assert not torch.equal(*steps[2])
+    assert all(torch.equal(a, b) for a, b in steps[-8:])
+
+
+def family_turn(family, seed: int) -> tuple[tuple[int, ...], tuple[Features, ...]]:
+    """Three seconds of sound as the family would append them."""
+    rng = np.random.default_rng(seed)
+    audio = (rng.standard_normal(3 * SAMPLE_RATE) / 4).astype(np.float32)
+    (intake,) = family.hear([Hearing("a", family.new_ear(), audio, is_final=True)])
+    return intake.token_ids, intake.features
 
 
 def test_unbounded_holds_everything_and_computes_the_same_until_the_window_is_full(start):
