@@ -1,6 +1,6 @@
 """The whole engine on a GPU: windowed against unbounded attention, as sessions grow older.
 
-    python -m bench.windowed_engine_gpu [--out DIR] [--parts logits windowed unbounded]      one H200
+    VLLM_USE_FLASHINFER_SAMPLER=0 python -m bench.windowed_engine_gpu [--out DIR]      one H200
     python -m bench.windowed_engine_gpu --small              a dry run of every line on the CPU
 
 Qwen2.5-7B's shape with random weights, bf16, CUDA graphs: W = 1,024, S = 16 and our kernel, against
@@ -13,6 +13,7 @@ per part.
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import statistics
 import subprocess
@@ -166,6 +167,10 @@ class Room:
         self.drain()
         return times[5:-1]
 
+    def num_tokens(self) -> int:
+        """Tokens that all sessions have now; the difference over a run says how full its steps were."""
+        return sum(self.ages[name] for name in self.names)
+
     def timed_step(self) -> float:
         started = time.perf_counter()
         self.core.step()  # returns with a batch's results, so its device work is done
@@ -184,9 +189,12 @@ def measure(recipe: EngineRecipe, kv: str, plan: Plan) -> list[dict[str, Any]]:
         used = room.core.stats().kv_blocks_used
         for batch in (size for size in plan.batches if size <= len(room.names)):
             for kind, run in (("decode", room.decode_ms), ("mixed", room.mixed_ms)):
+                before = room.num_tokens()
+                times = run(room.names[:batch])
                 rows.append(
                     {"kv": kv, "age": age, "batch": batch, "kind": kind}
-                    | spread(run(room.names[:batch]))
+                    | spread(times)
+                    | {"tokens_per_step": round((room.num_tokens() - before) / (plan.num_steps + 6))}
                     | {"kv_blocks_used": used, "grow_s": round(grow_s, 1)}
                 )
                 print(rows[-1], flush=True)
@@ -247,22 +255,36 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("bench/results"))
     parser.add_argument("--small", action="store_true", help="tiny shapes on the CPU: a dry run")
     parser.add_argument("--parts", nargs="+", default=PARTS, choices=PARTS)
+    parser.add_argument("--ages", nargs="+", type=int, help="tokens; default 1024 2048 4096 8192")
+    parser.add_argument("--one-process", action="store_true", help="saves the imports where time is short")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
-    if len(options.parts) > 1:  # each in a process of its own: the GPU is empty again, a failure stays alone
+    if (
+        len(options.parts) > 1 and not options.one_process
+    ):  # each in a process of its own: the GPU is empty again, a failure stays alone
         for part in options.parts:
             arguments = ["--parts", part, "--out", str(options.out)] + ["--small"] * options.small
+            arguments += ["--ages", *map(str, options.ages)] if options.ages else []
             subprocess.run([sys.executable, "-m", "bench.windowed_engine_gpu", *arguments], check=False)
         return
-    (part,) = options.parts
     plan = SMALL if options.small else FULL
+    if options.ages:
+        plan = replace(plan, ages=tuple(options.ages))
     prepare_process(plan.device)
     repair_torch_companions()
+    for part in options.parts:
+        write(part, plan, options.out)
+
+
+def write(part: str, plan: Plan, out: Path) -> None:
     import torch
 
     name = torch.cuda.get_device_name() if plan.device == "cuda" else "cpu"
     with tempfile.TemporaryDirectory() as directory:
         rows = run_part(part, plan, Path(directory))
+    gc.collect()  # the engine is a cycle, and the next one needs its memory
+    if plan.device == "cuda":
+        torch.cuda.empty_cache()
     result = {
         "part": part,
         "machine": f"{name}, torch {torch.__version__}",
@@ -272,7 +294,7 @@ def main() -> None:
         "chunk": CHUNK,
         "rows": rows,
     }
-    (options.out / f"windowed_engine_{part}.json").write_text(json.dumps(result, indent=1) + "\n")
+    (out / f"windowed_engine_{part}.json").write_text(json.dumps(result, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+READING = "\n## What it says\n"
 GOAL_MS = 9.5  # of the decode step at batch 256, at any age
 
 Rows = list[dict[str, Any]]
@@ -22,12 +23,15 @@ def main() -> None:
     directory = Path(sys.argv[1] if len(sys.argv) > 1 else "bench/results")
     parts = {
         part: json.loads(path.read_text())
-        for part in ("logits", "windowed", "unbounded")
+        for part in ("logits", "windowed", "unbounded", "graphs")
         if (path := directory / f"windowed_engine_{part}.json").is_file()
     }
     if not parts:
         raise SystemExit(f"no windowed_engine_*.json in {directory}")
-    (directory / "windowed_engine.md").write_text(table(parts))
+    page = directory / "windowed_engine.md"
+    # What people wrote about the figures stays.
+    _, marker, reading = (page.read_text() if page.is_file() else "").partition(READING)
+    page.write_text(table(parts) + marker + reading)
     print(table(parts))
     try:
         import matplotlib  # pyright: ignore[reportMissingImports]
@@ -54,7 +58,8 @@ def table(parts: dict[str, Any]) -> str:
     lines = [
         "# The whole engine on a GPU: windowed against unbounded",
         "",
-        f"{first['machine']}; Qwen2.5-7B's shape with random weights, bf16, CUDA graphs; {sizes}. {what}.",
+        f"{first['machine']}, commit {first['commit']}; `{first['command'].split(' --')[0]}`. "
+        f"Qwen2.5-7B's shape with random weights, bf16, CUDA graphs; {sizes}. {what}.",
         "",
         "| batch | age, tokens | decode, windowed | decode, unbounded | mixed, windowed | mixed, unbounded |",
         "|---|---|---|---|---|---|",
@@ -74,6 +79,19 @@ def table(parts: dict[str, Any]) -> str:
                 f"{part.capitalize()}: a pool of {row['num_kv_blocks']:,} blocks of {row['block_size']} "
                 f"tokens, {row['blocks_per_session']} per session, room for {row['sessions']:,} sessions."
             )
+    if "graphs" in parts:
+        lines += [
+            "",
+            "The above with CUDA graphs up to vLLM's own limit of 512 tokens a step. Windowed with graphs "
+            "for up to 2,048 tokens, in another call:",
+            "",
+            "| batch | age, tokens | step | ms | tokens a step |",
+            "|---|---|---|---|---|",
+        ]
+        for row in parts["graphs"]["rows"]:
+            if "step_ms" in row:
+                where = f"{row['batch']} | {row['age']:,} | {row['kind']}"
+                lines.append(f"| {where} | {cell(row, False)} | {row['tokens_per_step']} |")
     if "logits" in parts:
         lines += [
             "",

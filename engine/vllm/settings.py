@@ -12,6 +12,7 @@ _WORKERS = {
     "cpu": "engine.vllm.sink_window.cpu.SinkWindowCPUWorker",
     "cuda": "engine.vllm.sink_window.cuda.SinkWindowGPUWorker",
 }
+MAX_GRAPH_TOKENS = 2048
 _DTYPES = ("bfloat16", "float16", "float32")
 
 
@@ -108,6 +109,8 @@ def engine_arguments(recipe: EngineRecipe, settings: VllmSettings, scheduler_cls
         "disable_log_stats": True,
         "use_tqdm_on_load": False,
     }
+    if not eager:
+        arguments["compilation_config"] = {"cudagraph_capture_sizes": graph_sizes(settings.max_batch_tokens)}
     if recipe.modality is not None:
         others = {"image", "video", "audio"} - {recipe.modality}
         arguments["limit_mm_per_prompt"] = {recipe.modality: 1} | dict.fromkeys(others, 0)
@@ -115,6 +118,16 @@ def engine_arguments(recipe: EngineRecipe, settings: VllmSettings, scheduler_cls
     if settings.sink_window is not None:
         arguments |= _window_arguments(settings.sink_window, recipe, settings)
     return arguments | recipe.overrides
+
+
+def graph_sizes(max_batch_tokens: int) -> list[int]:
+    """Numbers of tokens in a step for which a CUDA graph is captured; a step is padded to the next one.
+
+    vLLM stops at 512. Here a step is mostly mixed: all who answer, and the chunks of those who talk; without
+    a graph such a step waits for the host.
+    """
+    sizes = [1, 2, 4, *range(8, 256, 8), *range(256, 512, 16), *range(512, MAX_GRAPH_TOKENS + 1, 64)]
+    return [size for size in sizes if size <= max_batch_tokens]
 
 
 def _window_arguments(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -77,6 +78,17 @@ def test_the_sizes_of_the_window_travel_in_vllms_configuration():
 def test_on_cuda_only_plain_full_attention_gets_our_backend():
     arguments = engine_arguments(RECIPE, VllmSettings(device="cuda"), object)
     assert arguments["attention_config"] == {"backend_per_kind": {"full_attention": "CUSTOM"}}
+
+
+def test_steps_with_chunks_have_graphs_too():
+    arguments = engine_arguments(RECIPE, VllmSettings(device="cuda", max_batch_tokens=8192), object)
+    sizes = arguments["compilation_config"]["cudagraph_capture_sizes"]
+    assert sizes == sorted(set(sizes)) and sizes[0] == 1 and sizes[-1] == 2048
+    assert max(b - a for a, b in pairwise(sizes)) == 64  # what padding may cost
+    small = engine_arguments(RECIPE, VllmSettings(device="cuda", max_batch_tokens=100), object)
+    assert small["compilation_config"]["cudagraph_capture_sizes"][-1] <= 100
+    eager = engine_arguments(RECIPE, VllmSettings(device="cuda", eager=True), object)
+    assert "compilation_config" not in eager
 
 
 def test_unbounded_is_vllm_as_it_comes():
