@@ -118,7 +118,7 @@ def cell(row: dict[str, Any] | None, is_lost: bool) -> str:
 def plot(parts: dict[str, Any], path: Path) -> None:
     from matplotlib import pyplot  # pyright: ignore[reportMissingImports]
 
-    figure, axes = pyplot.subplots(1, 2, figsize=(9, 3.6), sharey=True)
+    figure, axes = pyplot.subplots(1, 2, figsize=(9, 3.6))
     for axis, kind in zip(axes, ("decode", "mixed"), strict=True):
         for part, style in (("windowed", "-o"), ("unbounded", "--s")):
             found = points(parts.get(part), kind)
@@ -130,6 +130,7 @@ def plot(parts: dict[str, Any], path: Path) -> None:
             axis.axhline(GOAL_MS, color="grey", linewidth=0.8, label=f"goal at 256: {GOAL_MS} ms")
         axis.set(title=f"{kind} step", xlabel="age of the sessions, tokens", xscale="log", ylim=(0, None))
         axis.set_xticks([1024, 2048, 4096, 8192], ["1k", "2k", "4k", "8k"])
+        axis.set_xticks([], minor=True)
         axis.legend(fontsize=7)
     axes[0].set_ylabel("ms")
     figure.tight_layout()
