@@ -100,7 +100,8 @@ async def _read(socket: WebSocket, session: Session, outbox: Outbox, service: Se
             if len(data or text or "") > limit:
                 raise TooBig(f"A message was larger than {limit} bytes: send audio in smaller pieces.")
             if data is not None:
-                conductor.carry_out(session, session.on_audio(data, now))
+                if outputs := session.on_audio(data, now):  # mostly none: it only waits for its tick
+                    conductor.carry_out(session, outputs)
             elif text is not None:
                 _on_text(text, session, outbox, service, now)
         except UnknownMessage as error:

@@ -17,9 +17,9 @@ from engine.types import Finish, Result, Work
 
 _Key = tuple[str, int]  # session id, generation
 DEFAULT_LIMITS = EngineLimits(
-    max_sessions=512,
+    max_sessions=4097,  # the most a server can be asked for, and its rehearsal: there is no memory to fill
     max_session_tokens=8192,
-    num_kv_blocks=512 * 512,
+    num_kv_blocks=4097 * 512,
     block_size_tokens=16,
     blocks_per_session=512,
     max_batch_tokens=8192,

@@ -80,6 +80,8 @@ class Session:
         self._opened_at = now
         self._last_audio_at = now
         self._is_over = False
+        self._usual_limit = round(config.backlog_limit_s * SAMPLE_RATE)
+        self._held_limit = max(self._usual_limit, round(HELD_LIMIT_S * SAMPLE_RATE))
 
     @property
     def backlog_samples(self) -> int:
@@ -116,13 +118,13 @@ class Session:
             if measured := self._rate.push(len(data), now):
                 self.tally.rate_mismatches += 1
                 outputs += self._notices.input_rate(measured, self.config.sample_rate, now)
-        audio = self._decoder.push(data)
+        audio = self._decoder.push_raw(data)
         self.tally.audio_samples += len(audio)
         if self._mode is TurnMode.SERVER_VAD:
             num_dropped = self.gate.append(audio, self._backlog_limit)
         else:
             num_dropped = self._queue.append(audio, self._backlog_limit)
-        return outputs + self._dropped(num_dropped, now)
+        return outputs + self._dropped(num_dropped, now) if num_dropped else outputs
 
     def on_commit(self, now: float) -> list[Output]:
         """The client says that its turn is over; an answer that still runs is interrupted."""
@@ -296,8 +298,7 @@ class Session:
     @property
     def _backlog_limit(self) -> int:
         is_held = self._mode is TurnMode.MANUAL and self._answer is not None
-        limit_s = max(self.config.backlog_limit_s, HELD_LIMIT_S if is_held else 0.0)
-        return round(limit_s * SAMPLE_RATE)
+        return self._held_limit if is_held else self._usual_limit
 
     def _new_answer(self) -> Answer:
         self._num_answers += 1

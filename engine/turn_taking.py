@@ -9,6 +9,7 @@ import numpy as np
 
 from engine.audio.endpoint import Edge, Endpointer, EndpointerConfig
 from engine.audio.queue import AudioQueue
+from engine.audio.resample import RawPcm
 from engine.audio.speech import WINDOW_SAMPLES, VadState
 from engine.types import SAMPLE_RATE, Pcm
 
@@ -58,7 +59,7 @@ class SpeechGate:
     def num_waiting_samples(self) -> int:
         return self._unheard.num_samples
 
-    def append(self, audio: Pcm, limit_samples: int) -> int:
+    def append(self, audio: RawPcm, limit_samples: int) -> int:
         """Audio from the client; returns the samples dropped because the detector is too far behind."""
         return self._unheard.append(audio, limit_samples)
 

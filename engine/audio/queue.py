@@ -7,12 +7,15 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from engine.audio.resample import RawPcm, to_float
 from engine.types import Pcm
+
+_NOTHING: Pcm = np.zeros(0, np.float32)
 
 
 @dataclass(slots=True)
 class _Turn:
-    parts: deque[Pcm] = field(default_factory=deque)
+    parts: deque[RawPcm] = field(default_factory=deque)
     num_samples: int = 0
     ended_at: float | None = None  # when its end became known; None while it is open
 
@@ -31,10 +34,11 @@ class AudioQueue:
         self.num_samples = 0
         self.num_dropped_samples = 0
 
-    def append(self, audio: Pcm, limit_samples: int) -> int:
+    def append(self, audio: RawPcm, limit_samples: int) -> int:
         """Add to the open turn; return how many samples had to go to keep within the limit."""
         turn = self._turns[-1]
-        turn.parts.append(audio)
+        if len(audio):
+            turn.parts.append(audio)
         turn.num_samples += len(audio)
         self.num_samples += len(audio)
         excess = max(0, self.num_samples - limit_samples)
@@ -61,7 +65,10 @@ class AudioQueue:
     def take(self) -> Taken:
         """All that waits of the oldest turn."""
         turn = self._turns[0]
-        audio = np.concatenate(turn.parts) if turn.parts else np.zeros(0, np.float32)
+        audio: Pcm = _NOTHING
+        if turn.parts:
+            # Raw and float samples together would be noise: numpy may not convert the ones to the others.
+            audio = to_float(np.concatenate(turn.parts, casting="no", dtype=turn.parts[0].dtype))  # pyright: ignore[reportArgumentType]
         self.num_samples -= turn.num_samples
         if turn.ended_at is None:
             self._turns[0] = _Turn()

@@ -185,9 +185,9 @@ async def test_a_caller_takes_turns_and_leaves():
         figures = await call(f"ws://127.0.0.1:{server.port}/v1/stream")
         await server.until_empty()
     assert (figures.attempts, figures.accepted, figures.active) == (1, 1, 0)
-    assert figures.turns >= 2 and figures.answers["stop"] >= 1 and figures.unanswered == 0
+    assert figures.turns >= 1 and figures.answers["stop"] >= 1 and figures.unanswered == 0
     assert figures.client_lateness.count == figures.first_text.count >= 1
-    assert figures.bytes_out >= 2 * 6400 and figures.bytes_in > 0 and figures.slip.count >= 20
+    assert figures.bytes_out >= 6400 and figures.bytes_in > 0 and figures.slip.count >= 10
     assert figures.ended_by_client == {"left": 1} and not figures.closed_by_server
 
 

@@ -1,0 +1,80 @@
+"""Frames are taken apart here before uvicorn's parser: however they arrive, the session hears the same."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import pytest
+from websockets.frames import Frame, Opcode
+
+from tests.fuzz.test_frames import raw, raw_socket
+from tests.support.serving import TIMEOUT_S, Serving, serving
+from tests.support.stage import pcm
+
+COMMIT = Frame(Opcode.TEXT, b'{"type": "input.commit"}').serialize(mask=True)
+
+
+def audio_frames(size: int = 640) -> list[bytes]:
+    """A second of audio, each frame with a mask of its own."""
+    data = pcm(1.0)
+    starts = range(0, len(data), size)
+    return [Frame(Opcode.BINARY, data[i : i + size]).serialize(mask=True) for i in starts]
+
+
+async def answered(server: Serving, pieces: list[bytes]) -> None:
+    """The session heard one second and says so."""
+    async with raw_socket(server) as (reader, writer):
+        for piece in pieces:
+            writer.write(piece)
+            await asyncio.sleep(0)
+        said = b""
+        async with asyncio.timeout(TIMEOUT_S):
+            while b"response.done" not in said and (data := await reader.read(65_536)):
+                said += data
+    assert b"heard 1000 ms" in said
+    await server.until_empty()
+
+
+@pytest.mark.parametrize("size", [100, 125, 126, 640, 32_000])
+async def test_frames_of_any_length(size: int):
+    async with serving(session__max_messages_per_s=None) as server:
+        await answered(server, [*audio_frames(size), COMMIT])
+
+
+async def test_cut_anywhere_and_many_at_once():
+    rng = random.Random(4)
+    async with serving() as server:
+        for most in (7, 700, 70_000):
+            whole, pieces = b"".join([*audio_frames(), COMMIT]), []
+            while whole:
+                cut = rng.randrange(1, most)
+                pieces.append(whole[:cut])
+                whole = whole[cut:]
+            await answered(server, pieces)
+
+
+async def test_fragments_and_pings_in_between():
+    data, pieces = pcm(1.0), []
+    for start in range(0, len(data), 6400):
+        payload = data[start : start + 6400]
+        pieces += [raw(Opcode.BINARY, payload[:1001], is_final=False), raw(Opcode.PING, b"?")]
+        pieces += [raw(Opcode.CONT, payload[1001:2000], is_final=False), raw(Opcode.CONT, payload[2000:])]
+    async with serving() as server:
+        await answered(server, [*pieces, COMMIT])
+
+
+async def test_a_long_frame_and_then_short_ones():
+    long = raw(Opcode.PONG, b"") + Frame(Opcode.TEXT, b'{"type": "ping"}' + b" " * 70_000).serialize(
+        mask=True
+    )
+    async with serving() as server:
+        await answered(server, [long, *audio_frames(), COMMIT])
+
+
+async def test_audio_inside_a_fragmented_message_is_a_protocol_error():
+    async with serving() as server, raw_socket(server) as (reader, writer):
+        writer.write(raw(Opcode.TEXT, b"{", is_final=False) + raw(Opcode.BINARY, bytes(640)))
+        async with asyncio.timeout(TIMEOUT_S):
+            said = await reader.read()
+        assert said[said.rindex(0x88) + 2 :][:2] == (1002).to_bytes(2)
