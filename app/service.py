@@ -44,7 +44,12 @@ class Service:
         engine = self.conductor.engine
         if engine is None:
             return self.session_defaults
-        return replace(self.session_defaults, max_session_tokens=engine.limits.max_session_tokens)
+        limits = engine.limits
+        return replace(
+            self.session_defaults,
+            max_session_tokens=limits.max_session_tokens,
+            max_head_tokens=limits.max_head_tokens,
+        )
 
     def on_sample(self, sample: TickSample, now: float) -> None:
         """One slot's tick: the admission limit learns from it."""

@@ -19,6 +19,7 @@ class EngineLimits:
     block_size_tokens: int
     blocks_per_session: int  # the most one session can hold: what a permit reserves
     max_batch_tokens: int  # tokens of one engine step
+    max_head_tokens: int | None = None  # the longest head that is kept; None: any
 
 
 @dataclass(frozen=True, slots=True)

@@ -144,6 +144,8 @@ class Session:
         """Takes effect at once where nothing runs, else when the turn is over."""
         if mode is not None and mode not in self._family.info.turn_modes:
             return [refused_mode(self._family, mode)]
+        if instructions is not None and (refusal := self._too_long(instructions)) is not None:
+            return [refusal]
         if max_tokens is not None:
             self._max_tokens = min(max_tokens, self.config.max_tokens_ceiling)
         old_mode, old_instructions = self._update or (self._mode, self._conversation.instructions)
@@ -381,6 +383,17 @@ class Session:
             self.kv_tokens = 0
             outputs += [EndGeneration(old_generation), *self._submit(self._conversation.open())]
         return outputs
+
+    def _too_long(self, instructions: str) -> Error | None:
+        """The error for instructions that would make a head longer than the engine keeps."""
+        cap = self.config.max_head_tokens
+        if cap is None or self._conversation.has_spoken:
+            return None  # later instructions are a message like any other
+        num_tokens = len(self._family.head(instructions))
+        if num_tokens <= cap:
+            return None
+        message = f"The instructions make a head of {num_tokens} tokens, and {cap} are kept: shorten them."
+        return Error(code="instructions_too_long", status=400, message=message)
 
     def _check_length(self, now: float) -> list[Output]:
         limit = self.config.max_session_tokens

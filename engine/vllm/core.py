@@ -54,6 +54,7 @@ class SessionCore:
         self._pool = scheduler.kv_cache_manager.block_pool
         self._builder = RequestBuilder(config, modality)
         block_size = scheduler.block_size
+        window = SinkWindowOptions.of(config)
         self.limits = EngineLimits(
             max_sessions=scheduler.max_num_running_reqs,
             max_session_tokens=scheduler.max_model_len - 1,
@@ -61,14 +62,14 @@ class SessionCore:
             block_size_tokens=block_size,
             blocks_per_session=blocks_per_session(scheduler.kv_cache_config, config),
             max_batch_tokens=scheduler.max_num_scheduled_tokens,
+            max_head_tokens=None if window is None else window.max_sink_tokens,
         )
-        window = SinkWindowOptions.of(config)
         encoder_cache = scheduler.encoder_cache_manager.cache_size
         self._bounds = Bounds(
             vocab_size=config.model_config.get_vocab_size(),
             max_session_tokens=self.limits.max_session_tokens,
             max_item_tokens=(min(scheduler.max_num_encoder_input_tokens, encoder_cache) if modality else 0),
-            max_head_tokens=None if window is None else window.max_sink_tokens,
+            max_head_tokens=self.limits.max_head_tokens,
         )
         self._sessions: dict[str, _Session] = {}
         self._by_request: dict[str, _Session] = {}

@@ -174,6 +174,10 @@ async def test_bad_input_harms_only_its_own_session(server: Serving):
             await client.audio(pcm(1.0))
         assert (await client.until("warning"))["code"] == "audio_dropped"
 
+    async def long_instructions(client: Client) -> None:
+        await client.say(type="session.update", instructions="Be kind to everyone. " * 150)
+        assert (await client.until("error"))["code"] == "instructions_too_long"
+
     async def misfit(bad_input) -> None:
         async with server.client() as client:
             await client.until("session.created")
@@ -181,7 +185,9 @@ async def test_bad_input_harms_only_its_own_session(server: Serving):
 
     async with server.client() as good:
         asking = asyncio.create_task(ask(good, "What is the capital of Italy?"))
-        await asyncio.gather(*(misfit(bad_input) for bad_input in (not_json, huge, odd_and_empty, too_fast)))
+        await asyncio.gather(
+            *(misfit(bad_input) for bad_input in (not_json, huge, odd_and_empty, too_fast, long_instructions))
+        )
         assert "italy" in await asking
     await server.until_empty()
 

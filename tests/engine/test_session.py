@@ -262,6 +262,21 @@ def test_instructions_before_the_first_turn_replace_the_head():
     assert updated.instructions == "answer in French"
 
 
+def test_a_head_longer_than_is_kept_is_refused_and_the_old_one_stays():
+    stage = Stage()
+    session = stage.open(max_head_tokens=20)
+    stage.step()
+    stage.do(session, session.on_update(None, "x" * 40, 5))
+    (error,) = stage.events("a", Error)
+    assert error.code == "instructions_too_long" and "42 tokens" in error.message and "20" in error.message
+    assert session.generation == 0 and not stage.events("a", SessionUpdated)
+    ask(stage, session)
+    stage.advance(2.0)
+    assert stage.text() == "echo: heard 1000 ms"
+    stage.do(session, session.on_update(None, "y" * 40, None))  # in a conversation they are no head
+    assert stage.events("a", SessionUpdated)
+
+
 def test_instructions_in_a_conversation_wait_for_the_turns_end_and_keep_it():
     stage = Stage()
     session = stage.open()
