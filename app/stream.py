@@ -24,7 +24,8 @@ from engine.config import SessionConfig
 from engine.errors import Leaving, NotUnderstood, SessionError, SlowReader, TooBig, Unavailable
 from engine.events import Error, Pong
 from engine.outputs import Close
-from engine.session import Session, refused_mode
+from engine.refusals import turn_mode_refused
+from engine.session import Session
 from engine.types import TurnMode
 
 log = logging.getLogger(__name__)
@@ -174,7 +175,7 @@ def _config_of(socket: WebSocket, service: Service) -> SessionConfig:
     except ValueError:
         raise NotUnderstood(f"turn={wanted}: choose one of {', '.join(TurnMode)}.") from None
     if mode not in service.family.info.turn_modes:
-        raise NotUnderstood(refused_mode(service.family, mode).message)
+        raise NotUnderstood(turn_mode_refused(service.family, mode).message)
     return replace(config, mode=mode)
 
 

@@ -31,6 +31,7 @@ from engine.events import (
 from engine.models.family import Family
 from engine.notices import Notices
 from engine.outputs import Cancel, Close, EndGeneration, Output, Submit
+from engine.refusals import input_empty, instructions_too_long, turn_mode_refused, wrong_turn_mode
 from engine.tally import Tally
 from engine.turn_taking import SpeechAudio, SpeechBegan, SpeechEnded, SpeechGate
 from engine.types import SAMPLE_RATE, Finish, Hearing, Intake, Pcm, Result, TurnMode, Work
@@ -129,8 +130,7 @@ class Session:
     def on_commit(self, now: float) -> list[Output]:
         """The client says that its turn is over; an answer that still runs is interrupted."""
         if self._mode is not TurnMode.MANUAL:
-            message = f"input.commit needs turn mode manual; this session's is {self._mode}."
-            return [Error(code="wrong_turn_mode", status=409, message=message)]
+            return [wrong_turn_mode(self._mode)]
         num_dropped = self._queue.append(self._decoder.flush(), self._backlog_limit)
         self._queue.end_turn(now)
         return self._dropped(num_dropped, now) + self._cut_answer("interrupted")
@@ -143,7 +143,7 @@ class Session:
     ) -> list[Output]:
         """Takes effect at once where nothing runs, else when the turn is over."""
         if mode is not None and mode not in self._family.info.turn_modes:
-            return [refused_mode(self._family, mode)]
+            return [turn_mode_refused(self._family, mode)]
         if instructions is not None and (refusal := self._too_long(instructions)) is not None:
             return [refusal]
         if max_tokens is not None:
@@ -222,8 +222,7 @@ class Session:
         work = self._conversation.take_in(intake, is_final=is_final, max_tokens=tick_tokens)
         if work is None:
             if is_final and self._mode is TurnMode.MANUAL:
-                message = "Nothing was heard in the committed audio: send speech before input.commit."
-                outputs.append(Error(code="input_empty", status=400, message=message))
+                outputs.append(input_empty())
             return outputs + self._end_tick(now) + self._apply_update()
         if is_final and self._answer is None:
             self._answer = self._new_answer()
@@ -390,10 +389,7 @@ class Session:
         if cap is None or self._conversation.has_spoken:
             return None  # later instructions are a message like any other
         num_tokens = len(self._family.head(instructions))
-        if num_tokens <= cap:
-            return None
-        message = f"The instructions make a head of {num_tokens} tokens, and {cap} are kept: shorten them."
-        return Error(code="instructions_too_long", status=400, message=message)
+        return instructions_too_long(num_tokens, cap) if num_tokens > cap else None
 
     def _check_length(self, now: float) -> list[Output]:
         limit = self.config.max_session_tokens
@@ -418,14 +414,6 @@ class Session:
         self._work = None
         reason: ResponseReason = "length" if isinstance(error, SessionOver) else "failed"
         return [*self._finish_answer(reason), Close(error)]
-
-
-def refused_mode(family: Family, mode: TurnMode) -> Error:
-    """What a client is told that asks for a turn mode the family does not offer."""
-    reason = family.info.refused_modes.get(mode, f"{family.info.name} does not offer it")
-    offered = ", ".join(family.info.turn_modes)
-    message = f"Turn mode {mode} is refused: {reason}. Offered: {offered}."
-    return Error(code="turn_mode_refused", status=400, message=message)
 
 
 def _ms(num_samples: int) -> int:
