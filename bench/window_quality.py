@@ -7,7 +7,8 @@ keys [0, S) and [t - W + 1, t], rotated at absolute positions as everywhere in t
 forward pass of transformers' LlamaForCausalLM in bfloat16, the vocabulary's scores and the loss in float32.
 Plain text, no token put before it; --head puts the server's own head before it, as in a conversation.
 Each pass is written to the JSON at once, and one that is there is not run again: a killed run goes on.
---report-only writes the table and the plot; only documents with all configurations enter them.
+--report-only writes the tables and the plot (which needs pip install -e '.[bench]'); only documents with all
+configurations enter them.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import math
 import time
 from importlib.metadata import version
 from pathlib import Path
+from statistics import fmean, geometric_mean
 from typing import Any
 
 import torch
@@ -40,6 +42,7 @@ WINDOWS, SINKS = (512, 1024), (0, 1, 4, 16, 64)
 TOKENS, BUCKET, QUERY_BLOCK = 8192, 256, 256
 BANDS = ((0, 512), (512, 1024), (1024, 2048), (2048, 4096), (4096, 8192))
 
+COLOURS = ("#c0392b", "#f0a030", "#2a8f5b", "#2d6fb3", "#7b4ea3")  # of SINKS
 BEGIN, END = "<!-- tables: python -m bench.window_quality --report-only -->", "<!-- end of tables -->"
 
 View = tuple[int | None, int]
@@ -128,6 +131,15 @@ def check(directory: Path, tokens: list[int]) -> dict[str, float]:
     }
 
 
+@torch.inference_mode()
+def attention_shares(directory: Path, tokens: list[int]) -> dict[str, float]:
+    """Under full attention, the mean over heads: what share tokens 512-1,023 give to the first keys."""
+    out = load(directory, "eager", torch.float32)(torch.tensor([tokens[:1024]]), output_attentions=True)
+    by_key = torch.stack([layer[0, :, 512:].mean((0, 1)) for layer in out.attentions]).mean(0)
+    spans = ((0, 1), (1, 4), (4, 16), (16, 64))
+    return {f"keys {a}-{b - 1}": round(float(by_key[a:b].sum()), 4) for a, b in spans}
+
+
 def measure(path: Path, documents: list[str], with_head: bool) -> None:
     """One pass per document and view that the file lacks."""
     directory = prepare(bundles.SMOLLM2, CACHE)
@@ -148,6 +160,8 @@ def measure(path: Path, documents: list[str], with_head: bool) -> None:
         tokens = [*head, *codec.encode(text)][: TOKENS + 1]
         entry = result["documents"].setdefault(f"{name}, after the head" if with_head else name, {})
         entry |= {"sha256": hashlib.sha256(text.encode()).hexdigest(), "head_tokens": len(head)}
+        if "attention_shares" not in entry:
+            entry["attention_shares"] = attention_shares(directory, tokens)
         runs = entry.setdefault("mean_nll_by_bucket", {})
         for view in ((None, 0), *((window, s) for window in WINDOWS for s in sinks)):
             if name_of(view) in runs:
@@ -165,7 +179,7 @@ def measure(path: Path, documents: list[str], with_head: bool) -> None:
 def complete(result: dict[str, Any], with_head: bool = False) -> dict[str, dict[str, list[float]]]:
     """Document -> view -> mean loss by bucket, of the documents with every view."""
     documents = {n: e["mean_nll_by_bucket"] for n, e in result["documents"].items()}
-    documents = {n: runs for n, runs in documents.items() if (n.endswith("head")) == with_head}
+    documents = {n: runs for n, runs in documents.items() if n.endswith("head") == with_head}
     most = max(map(len, documents.values()), default=0)
     return {n: runs for n, runs in documents.items() if len(runs) == most}
 
@@ -175,24 +189,22 @@ def band(by_bucket: list[float], start: int, stop: int) -> float:
     return sum(inside) / len(inside)
 
 
-def table(documents: dict[str, dict[str, list[float]]]) -> str:
-    """Per view and band: geometric mean of the perplexities (ratio to full: mean, least to most)."""
-    columns = [f"{start:,}-{stop:,}" for start, stop in BANDS]
-    lines = ["| | " + " | ".join(columns) + " |", "|---" * (len(BANDS) + 1) + "|"]
+def tables(documents: dict[str, dict[str, list[float]]]) -> str:
+    """By view and band: geometric mean over the books, and the ratio to full attention with its range."""
+    top = "| | " + " | ".join(f"{start:,}-{stop:,}" for start, stop in BANDS) + " |\n" + "|---" * 6 + "|\n"
+    perplexity, ratios = "", ""
     for view in next(iter(documents.values())):
-        cells = []
-        for start, stop in BANDS:
-            nll = [band(runs[view], start, stop) for runs in documents.values()]
-            excess = [
-                x - band(runs["full"], start, stop) for x, runs in zip(nll, documents.values(), strict=True)
-            ]
-            cell = f"{math.exp(sum(nll) / len(nll)):.1f}"
-            if view != "full" and stop > 512:
-                mean = math.exp(sum(excess) / len(excess))
-                cell += f" (x {mean:.3f}, {math.exp(min(excess)):.3f} to {math.exp(max(excess)):.3f})"
-            cells.append(cell)
-        lines.append(f"| {view} | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+        nll = [[band(runs[view], *b) for runs in documents.values()] for b in BANDS]
+        full = [[band(runs["full"], *b) for runs in documents.values()] for b in BANDS]
+        more = [[math.exp(x - f) for x, f in zip(*pair, strict=True)] for pair in zip(nll, full, strict=True)]
+        perplexity += f"| {view} | " + " | ".join(f"{math.exp(fmean(x)):.2f}" for x in nll) + " |\n"
+        spreads = [f" ({min(x):.3f} to {max(x):.3f})" * (max(x) - min(x) >= 5e-4) for x in more]
+        cells = [f"{geometric_mean(x):.3f}{spread}" for x, spread in zip(more, spreads, strict=True)]
+        if view != "full":
+            ratios += f"| {view} | " + " | ".join(cells) + " |\n"
+    return (
+        f"Perplexity:\n\n{top}{perplexity}\nOver full attention's (least to most of books):\n\n{top}{ratios}"
+    )
 
 
 def plot(documents: dict[str, dict[str, list[float]]], out: Path) -> None:
@@ -202,41 +214,46 @@ def plot(documents: dict[str, dict[str, list[float]]], out: Path) -> None:
     from matplotlib import pyplot  # pyright: ignore[reportMissingImports]
 
     figure, axes = pyplot.subplots(2, 2, figsize=(11, 7.5), sharex=True, sharey="row", layout="constrained")
-    middles = [BUCKET * (i + 0.5) for i in range(TOKENS // BUCKET)]
-    runs = [[[r[v][i] for r in documents.values()] for i in range(len(middles))] for v in ("full",)]
-    full = [sum(x) / len(x) for x in runs[0]]
-    colours = dict(zip(SINKS, ("#c0392b", "#e08a1e", "#2a8f5b", "#2d6fb3", "#7b4ea3"), strict=True))
+    edges = range(0, TOKENS + 1, BUCKET)
+
+    def over_books(view: View) -> list[float]:
+        runs = (by_view[name_of(view)] for by_view in documents.values())
+        return [math.exp(fmean(bucket)) for bucket in zip(*runs, strict=True)]
+
+    full = over_books((None, 0))
     for column, window in enumerate(WINDOWS):
         above, below = axes[0][column], axes[1][column]
-        above.plot(middles, [math.exp(x) for x in full], color="black", lw=2.5, label="full attention")
-        below.axhline(1, color="black", lw=2)
-        for sinks, colour in colours.items():
-            name = name_of((window, sinks))
-            nll = [sum(r[name][i] for r in documents.values()) / len(documents) for i in range(len(middles))]
-            ratio = [math.exp(x - f) for x, f in zip(nll, full, strict=True)]
-            above.plot(middles, [math.exp(x) for x in nll], color=colour, lw=1.4, label=f"S = {sinks}")
-            below.plot(middles, ratio, color=colour, lw=1.4, label=f"S = {sinks}")
+        above.stairs(full, edges, baseline=None, color="black", lw=2.2, label="full attention")
+        for i, (sinks, colour) in enumerate(zip(SINKS, COLOURS, strict=True)):
+            ours, style = (
+                over_books((window, sinks)),
+                {"baseline": None, "color": colour, "lw": 2.6 - 0.4 * i},
+            )
+            above.stairs(ours, edges, **style, label=f"S = {sinks}")
+            below.stairs([x / f for x, f in zip(ours, full, strict=True)], edges, **style)
+        above.set(title=f"W = {window:,}", yscale="log", ylim=(18, 80), yticks=(20, 30, 50, 80))
+        above.set_yticklabels(("20", "30", "50", "80"))
+        above.minorticks_off()
+        below.set(xlabel="position, tokens", xlim=(0, TOKENS), xticks=edges[::4], ylim=(0.98, 1.3))
+        below.text(TOKENS - 100, 1.29, "S = 0 is above this scale", ha="right", va="top", color=COLOURS[0])
         for axis in (above, below):
-            axis.axvline(window, color="grey", lw=0.8, ls=":")
+            axis.axvline(window, color="grey", lw=1, ls=":")
             axis.grid(alpha=0.25)
-        above.set(title=f"W = {window}", yscale="log")
-        below.set(xlabel="position in the document, tokens", xlim=(0, TOKENS), ylim=(0.95, 1.3))
     axes[0][0].set_ylabel("perplexity (log scale)")
-    axes[1][0].set_ylabel("perplexity / full attention's")
-    axes[0][0].legend(ncols=2)
-    figure.suptitle(
-        f"SmolLM2-135M-Instruct, {len(documents)} books; the dotted line is where the window fills"
-    )
-    figure.savefig(out, dpi=130)
+    axes[1][0].set_ylabel("perplexity over full attention's")
+    figure.legend(*axes[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=6)
+    title = f"SmolLM2-135M-Instruct, {len(documents)} books, means over {BUCKET} tokens"
+    figure.suptitle(f"{title}; dotted: the window is full")
+    figure.savefig(out, dpi=120)
 
 
 def report(path: Path) -> None:
     """The plot, and the tables between the markers of the .md beside the JSON; the rest is by hand."""
     result = json.loads(path.read_text())
     documents, headed = complete(result), complete(result, with_head=True)
-    text = f"Books: {', '.join(documents)}.\n\n{table(documents)}\n"
+    text = f"## {len(documents)} books\n{tables(documents)}"
     if headed:
-        text += f"\nBehind the server's own head ({', '.join(headed)}):\n\n{table(headed)}\n"
+        text += f"\n## Behind the server's own head: {len(headed)} books\n{tables(headed)}"
     page = path.with_suffix(".md")
     before, _, rest = page.read_text().partition(BEGIN) if page.exists() else ("", "", END)
     page.write_text(f"{before}{BEGIN}\n{text}{END}{rest.partition(END)[2]}")
