@@ -7,8 +7,6 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
-from websockets.protocol import State
-from websockets.speedups import apply_mask
 
 REQUEST_LIMIT_S = 20.0  # from a connection's begin to the end of its first request's head
 ABORT_AFTER_S = 15.0
@@ -45,54 +43,6 @@ class Connection(WebSocketsSansIOProtocol):
     A peer that never reads keeps a closing connection open for ever: what was written cannot be flushed. When
     the handler has ended, the connection gets `ABORT_AFTER_S` to close, then it is aborted.
     """
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._rest = b""  # the begin of a frame that is not whole yet
-        self._is_split = True
-        self._is_inside_message = False  # its first fragment came, its last did not
-
-    def data_received(self, data: bytes) -> None:
-        """Takes whole audio frames out at once, at a third of what the general parser costs.
-
-        That one is given everything else, and only whole frames, so that it is between two of them whenever
-        one is taken past it. From the first frame on that is not masked, or over 64 KiB, it gets all.
-        """
-        if not self.handshake_initiated or not self._is_split:
-            super().data_received(data)
-            return
-        buffer, at = self._rest + data, 0
-        while self._is_split and (end := self._end_of_frame(buffer, at)) is not None:
-            is_last, opcode = bool(buffer[at] & 0x80), buffer[at] & 0x0F
-            is_audio = buffer[at] == 0x82 and not self._is_inside_message and self.conn.state is State.OPEN
-            payload = at + (8 if buffer[at + 1] & 0x7F == 126 else 6)
-            if is_audio and end - payload <= self.config.ws_max_size:
-                self.curr_msg_data_type = "bytes"
-                self.frames = [apply_mask(buffer[payload:end], buffer[payload - 4 : payload])]
-                self.send_receive_event_to_app()
-            else:
-                if opcode < 8:  # not a ping, pong or close, which may come in between
-                    self._is_inside_message = not is_last
-                super().data_received(buffer[at:end])
-                if self.transport.is_closing():
-                    return
-            at = end
-        self._rest = buffer[at:]
-        if not self._is_split and self._rest:
-            super().data_received(self._rest)
-            self._rest = b""
-
-    def _end_of_frame(self, buffer: bytes, at: int) -> int | None:
-        """Where the frame that begins at `at` ends; None when it is not whole or not to be split off."""
-        if len(buffer) < at + 6:
-            return None
-        flags = buffer[at + 1]
-        if flags < 0x80 or flags == 0xFF:
-            self._is_split = False
-            return None
-        size = flags & 0x7F
-        end = at + 6 + size if size < 126 else at + 8 + int.from_bytes(buffer[at + 2 : at + 4])
-        return end if end <= len(buffer) else None
 
     def on_task_complete(self, task: asyncio.Task[None]) -> None:
         super().on_task_complete(task)

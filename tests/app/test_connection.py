@@ -1,4 +1,4 @@
-"""Frames are taken apart here before uvicorn's parser: however they arrive, the session hears the same."""
+"""However the frames of a message arrive, the session hears the same."""
 
 from __future__ import annotations
 

@@ -90,14 +90,15 @@ async def test_no_frame_harms_the_server(caplog: pytest.LogCaptureFixture):
     assert not errors, {r.getMessage() + str(r.exc_text)[-300:] for r in errors}
 
 
-@pytest.mark.parametrize("behind", [b"", raw(Opcode.CLOSE, b"\x03\xe8")])
-async def test_text_that_is_not_utf8_closes_with_1007(caplog: pytest.LogCaptureFixture, behind: bytes):
+@pytest.mark.parametrize(("behind", "code"), [(b"", 1007), (raw(Opcode.CLOSE, b"\x03\xe8"), 1000)])
+async def test_text_that_is_not_utf8_closes(caplog: pytest.LogCaptureFixture, behind: bytes, code: int):
+    """With 1007, or as the client asks in a close frame of the same packet; without a traceback in any case."""
     async with serving() as server:
         async with raw_socket(server) as (reader, writer):
             writer.write(raw(Opcode.TEXT, b'{"type": "\xff"}') + behind)
             async with asyncio.timeout(TIMEOUT_S):
                 said = await reader.read()
-        assert said[said.rindex(0x88) + 2 :][:2] == (1007).to_bytes(2)
+        assert said[said.rindex(0x88) + 2 :][:2] == code.to_bytes(2)
         await server.until_empty()
         await next_session_works(server)
     assert not [r.getMessage() for r in caplog.records if r.levelno >= logging.ERROR]
