@@ -92,7 +92,7 @@ async def test_no_frame_harms_the_server(caplog: pytest.LogCaptureFixture):
 
 @pytest.mark.parametrize(("behind", "code"), [(b"", 1007), (raw(Opcode.CLOSE, b"\x03\xe8"), 1000)])
 async def test_text_that_is_not_utf8_closes(caplog: pytest.LogCaptureFixture, behind: bytes, code: int):
-    """With 1007, or as the client asks in a close frame of the same packet; without a traceback in any case."""
+    """With 1007, or as a close frame in the same packet asks; without a traceback in any case."""
     async with serving() as server:
         async with raw_socket(server) as (reader, writer):
             writer.write(raw(Opcode.TEXT, b'{"type": "\xff"}') + behind)
