@@ -12,7 +12,8 @@ import numpy as np
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed
 
-CHUNK_S = 0.02
+from app.speaking import Speaker as Voice
+from app.speaking import chunks
 
 
 @dataclass
@@ -72,10 +73,9 @@ class Speaker:
         await self._send(socket, np.zeros(round(seconds * self.rate), np.int16))
 
     async def _send(self, socket, samples: np.ndarray) -> None:
-        step, begin = round(CHUNK_S * self.rate), time.perf_counter()
-        for i, start in enumerate(range(0, len(samples), step)):
-            await asyncio.sleep(begin + i * CHUNK_S - time.perf_counter())
-            await socket.send(samples[start : start + step].tobytes())
+        voice = Voice(socket, self.rate, asyncio.sleep)
+        for chunk in chunks(samples, self.rate):
+            await voice.send(chunk)
 
     async def _read(self, socket) -> None:
         try:

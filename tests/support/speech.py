@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import soundfile
 
+from app.speaking import Speaker, chunks
 from tests.support.serving import Client
 
 DIRECTORY = Path(__file__).parents[1] / "data" / "speech"
@@ -25,7 +26,6 @@ TRANSCRIPTS = {
     "austen-0880.wav": "he was not an ill disposed young man",
     "austen-0890.wav": "unless to be rather cold hearted and rather selfish is to be ill disposed",
 }
-CHUNK_S = 0.02
 
 
 def recording(name: str) -> tuple[np.ndarray, int]:
@@ -47,11 +47,9 @@ def spoken(text: str) -> tuple[np.ndarray, int]:
 async def speak(client: Client, samples: np.ndarray, rate: int, silence_s: float = 1.2) -> None:
     """Send it as a microphone would: 20 ms at a time, in real time, with silence after it."""
     samples = np.concatenate([samples, np.zeros(round(silence_s * rate), np.int16)])
-    step, loop = round(CHUNK_S * rate), asyncio.get_running_loop()
-    begin = loop.time()
-    for i, start in enumerate(range(0, len(samples), step)):
-        await asyncio.sleep(begin + i * CHUNK_S - loop.time())
-        await client.audio(samples[start : start + step].tobytes())
+    speaker = Speaker(client.socket, rate, asyncio.sleep)
+    for chunk in chunks(samples, rate):
+        await speaker.send(chunk)
 
 
 def words(text: str) -> str:
