@@ -285,15 +285,10 @@ def write(part: str, plan: Plan, out: Path) -> None:
     gc.collect()  # the engine is a cycle, and the next one needs its memory
     if plan.device == "cuda":
         torch.cuda.empty_cache()
-    result = {
-        "part": part,
-        "machine": f"{name}, torch {torch.__version__}",
-        "model": plan.model,
-        "window": plan.window,
-        "sinks": SINKS,
-        "chunk": CHUNK,
-        "rows": rows,
-    }
+    result: dict[str, Any] = {"part": part, "machine": f"{name}, torch {torch.__version__}"}
+    if part != "logits":  # those are of a model of their own, see there
+        result |= {"model": plan.model, "window": plan.window, "sinks": SINKS, "chunk": CHUNK}
+    result["rows"] = rows
     (out / f"windowed_engine_{part}.json").write_text(json.dumps(result, indent=1) + "\n")
 
 

@@ -49,7 +49,7 @@ def points(part: dict[str, Any] | None, kind: str) -> dict[tuple[int, int], dict
 
 
 def table(parts: dict[str, Any]) -> str:
-    first = next(iter(parts.values()))
+    first = next(part for name, part in parts.items() if name != "logits")
     sizes = f"W = {first['window']}, S = {first['sinks']}"
     what = (
         "Milliseconds from one step's results to the next's, median (10th to 90th percentile). Mixed: a "
