@@ -53,6 +53,11 @@ class Server:
             return await self.process.wait()
 
 
+def _heed_interrupts() -> None:
+    """A shell's background jobs ignore SIGINT, and so would a server that is started from one."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 @contextlib.asynccontextmanager
 async def running(tmp_path: Path, *arguments: str) -> AsyncIterator[Server]:
     """`metronome serve` as a process of its own, ready; its output collects in `log`."""
@@ -66,6 +71,7 @@ async def running(tmp_path: Path, *arguments: str) -> AsyncIterator[Server]:
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-c", "from app.cli import main; main()", *command, *arguments,
             stdout=out, stderr=out, env=os.environ | {"METRONOME_AUTH_KEYS": f"web {KEY}"},
+            preexec_fn=_heed_interrupts,
         )  # fmt: skip
     try:
         server = Server(process, port)
