@@ -133,10 +133,10 @@ def check(results: list) -> None:
 
 def into_queue(scheduler) -> None:
     """Put the parked where vLLM itself would have put them."""
-    from vllm.v1.core.sched.scheduler import Scheduler
+    from engine.vllm.scheduler import ParkingScheduler
 
     for request in scheduler.parked.values():
-        Scheduler._enqueue_waiting_request(scheduler, request)
+        super(ParkingScheduler, scheduler)._enqueue_waiting_request(request)
     scheduler.parked.clear()
 
 

@@ -29,10 +29,6 @@ class Conversation:
         self.has_spoken = False  # anything beyond the head was said
 
     @property
-    def num_owed_tokens(self) -> int:
-        return len(self._owed)
-
-    @property
     def is_turn_open(self) -> bool:
         return self._is_turn_open
 
