@@ -18,6 +18,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from engine.vllm.environment import prepare_process, repair_torch_companions
 
@@ -131,12 +132,13 @@ def check(results: list) -> None:
         raise RuntimeError(f"what was measured is no work: {refused[0]}")
 
 
-def into_queue(scheduler) -> None:
+def into_queue(scheduler: Any) -> None:
     """Put the parked where vLLM itself would have put them."""
     from engine.vllm.scheduler import ParkingScheduler
 
+    stock: Any = super(ParkingScheduler, scheduler)
     for request in scheduler.parked.values():
-        super(ParkingScheduler, scheduler)._enqueue_waiting_request(request)
+        stock._enqueue_waiting_request(request)
     scheduler.parked.clear()
 
 
