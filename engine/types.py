@@ -84,6 +84,7 @@ class Work:
     token_ids: tuple[int, ...]  # never empty
     features: tuple[Features, ...] = ()  # offsets count from token_ids[0]
     num_head_tokens: int = 0  # S: the first tokens of the conversation that are kept for ever
+    keep_tokens: int | None = None  # first forget all computed beyond (counts as `Result.num_kv_tokens`)
     max_tokens: int = 0  # tokens to decode; 0 only takes the tokens in
     sampling: Sampling = Sampling()
 
