@@ -14,15 +14,14 @@ from starlette.datastructures import QueryParams
 from starlette.websockets import WebSocketDisconnect, WebSocketState
 
 from app.auth import ApiKey
+from app.connection import hand_over_audio
 from app.gate import Refusal
-from app.limits import MessageRate
+from app.inbox import Inbox
 from app.outbox import Outbox
 from app.service import Service
-from app.wire import Auth, InputCommit, Ping, ResponseCancel, SessionUpdate, UnknownMessage, parse
 from engine.audio.resample import MAX_RATE, MIN_RATE
 from engine.config import SessionConfig
-from engine.errors import Leaving, NotUnderstood, SessionError, SlowReader, TooBig, Unavailable
-from engine.events import Error, Pong
+from engine.errors import Leaving, NotUnderstood, SessionError, SlowReader, Unavailable
 from engine.outputs import Close
 from engine.refusals import turn_mode_refused
 from engine.session import Session
@@ -32,7 +31,6 @@ log = logging.getLogger(__name__)
 router = APIRouter()
 
 SEND_LIMIT_S = 10.0  # a write that takes longer: the client does not read
-MAX_UNKNOWN_MESSAGES = 20  # then the client is not one of ours
 
 
 @router.websocket("/v1/stream")
@@ -70,7 +68,7 @@ async def _serve(socket: WebSocket, service: Service, config: SessionConfig, key
 
 async def _converse(socket: WebSocket, session: Session, outbox: Outbox, service: Service) -> None:
     """Read and write until either side ends."""
-    reader = asyncio.create_task(_read(socket, session, outbox, service))
+    reader = asyncio.create_task(_read(socket, Inbox(session, outbox, service), outbox))
     writer = asyncio.create_task(_write(socket, outbox))
     try:
         done, _ = await asyncio.wait({reader, writer}, return_when=asyncio.FIRST_COMPLETED)
@@ -86,48 +84,16 @@ async def _converse(socket: WebSocket, session: Session, outbox: Outbox, service
             log.error("session %s: %r", session.id, result, exc_info=result)
 
 
-async def _read(socket: WebSocket, session: Session, outbox: Outbox, service: Service) -> None:
-    conductor, limit = service.conductor, session.config.max_message_bytes
-    rate = MessageRate(service.settings.session.max_messages_per_s, time.monotonic())
-    num_unknown = 0
+async def _read(socket: WebSocket, inbox: Inbox, outbox: Outbox) -> None:
+    hand_over_audio(socket.scope, inbox.on_audio)
     while not outbox.is_closed:
         message = await socket.receive()
         if message["type"] == "websocket.disconnect":
             return
-        now = time.monotonic()
-        data, text = message.get("bytes"), message.get("text")
-        try:
-            rate.count(now)
-            if len(data or text or "") > limit:
-                raise TooBig(f"A message was larger than {limit} bytes: send audio in smaller pieces.")
-            if data is not None:
-                if outputs := session.on_audio(data, now):  # mostly none: it only waits for its tick
-                    conductor.carry_out(session, outputs)
-            elif text is not None:
-                _on_text(text, session, outbox, service, now)
-        except UnknownMessage as error:
-            num_unknown += 1
-            outbox.put(Error(code="not_understood", status=400, message=str(error)))
-            if num_unknown >= MAX_UNKNOWN_MESSAGES:
-                outbox.put(Close(NotUnderstood(f"{num_unknown} messages were not understood.")))
-        except SessionError as error:
-            outbox.put(Close(error))
-
-
-def _on_text(text: str, session: Session, outbox: Outbox, service: Service, now: float) -> None:
-    match parse(text):
-        case SessionUpdate(turn=turn, instructions=instructions, max_tokens=max_tokens):
-            outputs = session.on_update(turn, instructions, max_tokens)
-        case InputCommit():
-            outputs = session.on_commit(now)
-        case ResponseCancel():
-            outputs = session.on_cancel()
-        case Ping():
-            outbox.put(Pong())
-            return
-        case Auth():
-            return  # who this is was settled before the session began
-    service.conductor.carry_out(session, outputs)
+        if (data := message.get("bytes")) is not None:
+            inbox.on_audio(data)
+        elif (text := message.get("text")) is not None:
+            inbox.on_text(text)
 
 
 async def _write(socket: WebSocket, outbox: Outbox) -> None:

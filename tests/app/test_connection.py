@@ -78,3 +78,36 @@ async def test_audio_inside_a_fragmented_message_is_a_protocol_error():
         async with asyncio.timeout(TIMEOUT_S):
             said = await reader.read()
         assert said[said.rindex(0x88) + 2 :][:2] == (1002).to_bytes(2)
+
+
+async def test_audio_right_behind_a_commit_belongs_to_the_next_turn():
+    async with serving(session__max_messages_per_s=None) as server, raw_socket(server) as (reader, writer):
+        writer.write(b"".join([*audio_frames(), COMMIT, *audio_frames(), *audio_frames(), COMMIT]))
+        said = b""
+        async with asyncio.timeout(TIMEOUT_S):
+            while said.count(b"response.done") < 2 and (data := await reader.read(65_536)):
+                said += data
+    assert b"heard 2000 ms" in said
+
+
+async def test_audio_goes_past_the_queue(monkeypatch: pytest.MonkeyPatch):
+    """Only what came before the handler began, or behind a text message, may be queued."""
+    queued: list[str] = []
+    put = asyncio.Queue.put_nowait
+
+    def counted(self: asyncio.Queue, item: object) -> None:
+        if isinstance(item, dict) and "bytes" in item:
+            queued.append(item["type"])
+        put(self, item)
+
+    async with serving() as server, server.client(turn="manual") as client:
+        await client.until("session.created")
+        await client.say(type="ping")
+        await client.until("pong")
+        monkeypatch.setattr(asyncio.Queue, "put_nowait", counted)
+        for start in range(0, 32_000, 640):
+            await client.audio(pcm(1.0)[start : start + 640])
+        await client.say(type="input.commit")
+        await client.until("response.done")
+        assert client.text() == "echo: heard 1000 ms"
+        assert not queued

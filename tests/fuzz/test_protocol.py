@@ -25,7 +25,7 @@ from hypothesis.stateful import run_state_machine_as_test as run_machine
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 
-from app.stream import MAX_UNKNOWN_MESSAGES
+from app.inbox import MAX_UNKNOWN_MESSAGES
 from engine.events import Error, ResponseDone, ServerEvent, SessionCreated
 from engine.types import TurnMode
 from tests.fuzz.grammar import Grammar
