@@ -15,7 +15,7 @@ class SessionConfig:
     sample_rate: int = SAMPLE_RATE  # of the client's PCM
     max_tokens: int = 256  # of one answer, until an update
     max_tokens_ceiling: int = 1024  # the most a client may ask for
-    max_session_tokens: int = 4096
+    max_session_tokens: int | None = 4096  # None: no end
     max_head_tokens: int | None = None  # the longest head the engine keeps; None: any
     budget_s: float = 2.0  # B
     backlog_limit_s: float = 4.0  # audio that may wait; 2 B unless an option says otherwise

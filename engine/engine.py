@@ -14,7 +14,7 @@ class EngineLimits:
     """What a started engine can hold."""
 
     max_sessions: int  # request slots; parked sessions occupy one
-    max_session_tokens: int  # a session may not grow beyond this
+    max_session_tokens: int | None  # a session may not grow beyond this; None: sessions have no end
     num_kv_blocks: int
     block_size_tokens: int
     blocks_per_session: int  # the most one session can hold: what a permit reserves

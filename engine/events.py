@@ -20,7 +20,7 @@ class Limits(_Event):
 
     max_message_bytes: int
     max_backlog_ms: int  # waiting audio beyond this is dropped, oldest first
-    max_session_tokens: int
+    max_session_tokens: int | None  # None: no limit on the session's length
     max_response_tokens: int
     expires_in_s: float | None  # None: no limit on the session's age
 

@@ -116,7 +116,11 @@ class NullCore:
         if any(not 0 <= f.offset <= len(work.token_ids) - f.num_tokens for f in work.features):
             return "Features reach beyond the work's tokens."
         used = state.num_kv_tokens if state is not None else 0
-        if used + len(work.token_ids) + work.max_tokens > room:
+        if work.keep_tokens is not None:
+            if not min(work.num_head_tokens, used) <= work.keep_tokens <= used:
+                return f"A session of {used} tokens cannot go back to {work.keep_tokens}."
+            used = work.keep_tokens
+        if room is not None and used + len(work.token_ids) + work.max_tokens > room:
             return (
                 f"The session would grow beyond {room} tokens: {used} are held, "
                 f"{len(work.token_ids)} come in, {work.max_tokens} may be decoded."
@@ -139,8 +143,10 @@ class NullCore:
         return Result(work.session_id, work.generation, work.seq, said, finish, state.num_kv_tokens)
 
     def _feed(self, state: _State, work: Work) -> None:
-        goes_on = work.token_ids == (state.last_token,)  # an answer cut short by max_tokens, nothing new
-        state.num_tokens = state.num_kv_tokens + len(work.token_ids)
+        # An answer cut short by max_tokens, nothing new:
+        goes_on = work.token_ids == (state.last_token,) and work.keep_tokens is None
+        held = state.num_kv_tokens if work.keep_tokens is None else work.keep_tokens
+        state.num_tokens = held + len(work.token_ids)
         state.last_token = None
         state.is_fed = True
         if goes_on:

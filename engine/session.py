@@ -313,11 +313,16 @@ class Session:
 
     def _submit(self, work: Work) -> list[Output]:
         limit = self.config.max_session_tokens
-        room = limit - self.kv_tokens - len(work.token_ids)
-        if room < (MIN_ANSWER_TOKENS if work.max_tokens else 1):
-            return self._over(f"The session reached the model's length of {limit} tokens: open a new one.")
-        self._work = replace(work, max_tokens=min(work.max_tokens, room))
-        return [Submit(self._work)]
+        if limit is not None:
+            held = self.kv_tokens if work.keep_tokens is None else work.keep_tokens
+            room = limit - held - len(work.token_ids)
+            if room < (MIN_ANSWER_TOKENS if work.max_tokens else 1):
+                return self._over(
+                    f"The session reached the model's length of {limit} tokens: open a new one."
+                )
+            work = replace(work, max_tokens=min(work.max_tokens, room))
+        self._work = work
+        return [Submit(work)]
 
     def _settle_answer(self, finish: Finish) -> list[Output]:
         answer = self._answer
@@ -393,7 +398,7 @@ class Session:
 
     def _check_length(self, now: float) -> list[Output]:
         limit = self.config.max_session_tokens
-        if self.kv_tokens < EXPIRY_WARNING * limit:
+        if limit is None or self.kv_tokens < EXPIRY_WARNING * limit:
             return []
         return [*self._notices.session_expiring(limit - self.kv_tokens, now)]
 

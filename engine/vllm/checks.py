@@ -17,7 +17,7 @@ class Bounds:
     """What the started model accepts."""
 
     vocab_size: int
-    max_session_tokens: int
+    max_session_tokens: int | None  # None: sessions have no end
     max_item_tokens: int  # placeholders of one item with features; 0: the model takes none
     max_head_tokens: int | None = None  # cap on S; None: everything is kept anyway
 
@@ -30,9 +30,10 @@ def unfit(work: Work, num_kv_tokens: int, bounds: Bounds) -> str | None:
         return f"A token id lies outside the model's vocabulary of {bounds.vocab_size}."
     if work.max_tokens < 0:
         return f"max_tokens must not be negative, got {work.max_tokens}."
-    if num_kv_tokens + len(work.token_ids) + work.max_tokens > bounds.max_session_tokens:
+    limit = bounds.max_session_tokens
+    if limit is not None and num_kv_tokens + len(work.token_ids) + work.max_tokens > limit:
         return (
-            f"The session would grow beyond {bounds.max_session_tokens} tokens: {num_kv_tokens} are held, "
+            f"The session would grow beyond {limit} tokens: {num_kv_tokens} are held, "
             f"{len(work.token_ids)} come in, {work.max_tokens} may be decoded."
         )
     if work.num_head_tokens < 0:

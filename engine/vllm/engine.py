@@ -171,7 +171,9 @@ def _apply(letters: list[Letter], core: SessionCore) -> None:
 def _warm_up(core: SessionCore) -> None:
     """A session's whole life before the first caller's, and the proof that a step works."""
     core.submit(
-        Work("warm-up", 0, 0, token_ids=(0,) * min(8, core.limits.max_session_tokens - 2), max_tokens=2)
+        Work(
+            "warm-up", 0, 0, token_ids=(0,) * min(8, (core.limits.max_session_tokens or 64) - 2), max_tokens=2
+        )
     )
     for _ in range(_WARM_UP_STEPS):
         if core.has_work():

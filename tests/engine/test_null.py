@@ -125,6 +125,29 @@ def test_growing_over_the_length_is_refused_where_it_happens():
     assert run(core, work(generation=1, max_tokens=16))[-1].finish is Finish.STOP
 
 
+def test_a_session_without_a_length_grows_past_any():
+    core = NullCore(replace(DEFAULT_LIMITS, max_session_tokens=None))
+    for seq in range(4):
+        (result,) = run(core, work(seq=seq, token_ids=(1,) * 4000, max_tokens=0))
+        assert (result.finish, result.num_kv_tokens) == (Finish.FED, 4000 * (seq + 1))
+
+
+def test_what_is_beyond_the_kept_tokens_is_forgotten_before_the_work():
+    core = NullCore(replace(DEFAULT_LIMITS, max_session_tokens=20))
+    assert run(core, work(max_tokens=0))[0].num_kv_tokens == 4
+    assert run(core, work(seq=2, max_tokens=5))[-1].num_kv_tokens == 8 + 4
+    assert run(core, work(seq=3, keep_tokens=6, max_tokens=0))[0].num_kv_tokens == 6 + 4
+    assert run(core, work(seq=4, keep_tokens=4, max_tokens=12))[-1].finish is Finish.STOP  # 4 + 4 + 12 fit
+
+
+@pytest.mark.parametrize("keep", [-1, 2, 5, 99])
+def test_a_session_goes_back_neither_into_its_head_nor_forward(keep: int):
+    core = NullCore()
+    assert run(core, work(max_tokens=0, num_head_tokens=3))[0].num_kv_tokens == 4
+    (result,) = run(core, work(seq=2, keep_tokens=keep, num_head_tokens=3))
+    assert result.finish is Finish.REFUSED and "4 tokens cannot go back to" in (result.error or "")
+
+
 def test_one_session_too_many_is_refused():
     core = NullCore(replace(DEFAULT_LIMITS, max_sessions=2))
     results = run(core, *(work(session=name) for name in "abc"))

@@ -317,6 +317,19 @@ def test_a_session_near_the_models_length_is_warned_and_then_closed_cleanly():
     assert stage.core.stats().num_sessions == 0
 
 
+def test_a_session_of_an_engine_without_a_length_never_hears_of_one():
+    stage = Stage()
+    stage.core.limits = replace(stage.core.limits, max_session_tokens=None)
+    session = stage.open(max_session_tokens=None)
+    (created,) = stage.events("a", SessionCreated)
+    assert created.limits.max_session_tokens is None
+    while session.kv_tokens < 2 * 400:
+        ask(stage, session)
+        stage.advance(3.0)
+        assert not stage.events("a", Close)
+    assert not [w for w in stage.events("a", Warning) if w.code == "session_expiring"]
+
+
 def test_work_that_the_engine_refuses_ends_this_session_only():
     stage = Stage()
     broken, other = stage.open("a"), stage.open("b")
