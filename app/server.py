@@ -157,7 +157,7 @@ def prepare(settings: Settings) -> MakeService:
         detector = SpeechDetector(load_vad_file(settings.cache_dir, report))
         if settings.model == "null":
             return lambda: build(settings, NullFamily(), NullEngine, detector)
-        family = load_family(settings.model, settings.cache_dir, report)
+        family = load_family(settings.model, settings.cache_dir, report, device=settings.device)
     # Here: the null model needs no vLLM.
     from engine.vllm.engine import VllmEngine
     from engine.vllm.environment import prepare_process
@@ -176,6 +176,8 @@ def prepare(settings: Settings) -> MakeService:
         window_tokens=settings.engine.window_tokens,
         max_sink_tokens=settings.engine.max_sink_tokens,
         max_chunk_tokens=settings.engine.max_chunk_tokens,
+        weights=settings.engine.weights,
+        kv_dtype=settings.engine.kv_dtype,
     )
     return lambda: build(
         settings, family, lambda: VllmEngine(family.engine_recipe(), engine_settings), detector

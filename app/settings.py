@@ -70,6 +70,12 @@ class EngineSettings(_Group):
     max_chunk_tokens: int = Field(
         default=256, ge=16, le=131_072, description="Tokens of one session in one engine step"
     )
+    weights: Literal["checkpoint", "fp8"] = Field(
+        default="checkpoint", description="Precision of the weights; fp8 quantises them while loading (GPU)"
+    )
+    kv_dtype: Literal["model", "fp8"] = Field(
+        default="model", description="Precision of the KV cache; fp8 holds twice the sessions (GPU)"
+    )
 
 
 class TickSettings(_Group):
@@ -214,7 +220,10 @@ class Settings(BaseSettings):
     host: str = Field(default="127.0.0.1", min_length=1, description="Address to listen on; 0.0.0.0 for all")
     port: int = Field(default=8000, ge=0, le=65_535, description="Port to listen on; 0: any free one")
     model: str = Field(
-        default=DEFAULT_FAMILY, min_length=1, description="Model family; null: echoes, needs no model"
+        default=DEFAULT_FAMILY,
+        min_length=1,
+        description="Model family, a checkpoint's directory, or its name on the Hub; "
+        "null: echoes, needs no model",
     )
     device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="Where the model runs")
     cache_dir: Path = Field(default=Path("~/.cache/metronome"), description="Where prepared models are kept")

@@ -1,4 +1,4 @@
-"""Model families by name."""
+"""Model families by name, by directory, and by their checkpoint's name on the Hub."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+from engine.models import published
 from engine.models.family import Family
 from engine.models.prepare import Progress
 
@@ -26,19 +27,30 @@ FAMILIES: dict[str, Callable[[Path, Progress | None, int], Family]] = {DEFAULT_F
 
 
 def load_family(
-    name_or_path: str, cache_dir: Path, progress: Progress | None = None, *, threads: int | None = None
+    name_or_path: str,
+    cache_dir: Path,
+    progress: Progress | None = None,
+    *,
+    threads: int | None = None,
+    device: str = "cpu",
 ) -> Family:
-    """Prepare a family's models in `cache_dir` (the network is used the first time only) and load it.
+    """Prepare a family's models (the network is used the first time only) and load it.
 
-    `threads` are for what runs on the CPU beside the engine; left out, half the cores, at most 4.
+    The name is one of `FAMILIES`, whose models are kept in `cache_dir`; or the directory or Hub name of a
+    published checkpoint (published.py). `threads` are for what runs on the CPU beside the engine; left out,
+    half the cores, at most 4. `device` is the engine's: "cpu" or "cuda".
     Raises ValueError for a name that is not known, PrepareError when the models cannot be had.
     """
-    try:
-        load = FAMILIES[name_or_path]
-    except KeyError:
+    load = FAMILIES.get(name_or_path)
+    if load is not None:
+        return load(cache_dir, progress, threads or max(1, min(4, (os.cpu_count() or 1) // 2)))
+    if "/" not in name_or_path and not Path(name_or_path).is_dir():
         known = ", ".join(sorted(FAMILIES))
-        raise ValueError(f"no model family is called {name_or_path!r}; known: {known}") from None
-    return load(cache_dir, progress, threads or max(1, min(4, (os.cpu_count() or 1) // 2)))
+        raise ValueError(
+            f"no model family is called {name_or_path!r}; known: {known}, a checkpoint's directory, or its "
+            f"name on the Hub ({', '.join(published.EXAMPLES)})"
+        )
+    return published.load(name_or_path, progress, device=device)
 
 
 def load_vad_file(cache_dir: Path, progress: Progress | None = None) -> Path:

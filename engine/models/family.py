@@ -26,6 +26,7 @@ class FamilyInfo:
     turn_modes: tuple[TurnMode, ...]  # offered; the first is the default
     playback_tokens_per_s: float  # tokens a second that speaking the answer uses up
     transcribes: bool  # whether a final Intake carries a transcript
+    audio_tokens_per_s: float = 0.0  # placeholders a second of audio takes; 0: it hears words
     refused_modes: dict[TurnMode, str] = field(default_factory=dict)  # mode -> the reason, for people
 
 

@@ -37,6 +37,8 @@ class VllmSettings:
     window_tokens: int = 1024  # W, the query's own token counted
     max_sink_tokens: int = 256  # cap on S, a session's first tokens, which stay for ever
     max_chunk_tokens: int = 256  # of one session in one step; with W and S it bounds what a session holds
+    weights: Literal["checkpoint", "fp8"] = "checkpoint"  # fp8: quantised while they are loaded
+    kv_dtype: Literal["model", "fp8"] = "model"  # of the KV cache; fp8 (e4m3) halves what a session holds
 
     def __post_init__(self) -> None:
         if self.device not in ("cpu", "cuda"):
@@ -62,6 +64,12 @@ class VllmSettings:
             raise ValueError(f"kv={self.kv!r}: must be 'windowed' or 'unbounded'")
         if self.dtype not in (None, *_DTYPES):
             raise ValueError(f"dtype={self.dtype!r}: must be one of {', '.join(_DTYPES)}")
+        for name, usual in (("weights", "checkpoint"), ("kv_dtype", "model")):
+            value = getattr(self, name)
+            if value not in (usual, "fp8"):
+                raise ValueError(f"{name}={value!r}: must be {usual!r} or 'fp8'")
+            if value == "fp8" and self.device == "cpu":
+                raise ValueError(f"{name}='fp8' needs a GPU: use {usual!r} on the CPU")
         if self.device == "cpu":
             if self.kv_cache_bytes is None:
                 raise ValueError("kv_cache_bytes: must be set on the CPU, where no device memory bounds it")
@@ -109,6 +117,10 @@ def engine_arguments(recipe: EngineRecipe, settings: VllmSettings, scheduler_cls
         "disable_log_stats": True,
         "use_tqdm_on_load": False,
     }
+    if settings.weights == "fp8":
+        arguments["quantization"] = "fp8"
+    if settings.kv_dtype == "fp8":
+        arguments["kv_cache_dtype"] = "fp8"
     if not eager:
         arguments["compilation_config"] = {"cudagraph_capture_sizes": graph_sizes(settings.max_batch_tokens)}
     if recipe.modality is not None:

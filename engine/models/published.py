@@ -1,0 +1,87 @@
+"""Published checkpoints: from what the operator typed to a directory, and from its config.json to a family.
+
+A checkpoint is a directory as its makers publish it: config.json, safetensors, tokenizer, preprocessor. It is
+given by its path, or by its name on the Hub ("Qwen/Qwen2.5-Omni-7B"), which is downloaded once into the Hub
+client's own cache (HF_HOME says where).
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from engine.models.family import Family
+from engine.models.prepare import PrepareError, Progress
+
+ARCHITECTURES = {
+    "Qwen2_5OmniModel": "qwen_omni:Qwen25Omni",
+    "Qwen2_5OmniForConditionalGeneration": "qwen_omni:Qwen25Omni",
+    "Qwen3OmniMoeForConditionalGeneration": "qwen_omni:Qwen3Omni",
+}
+"""`architectures` of a config.json -> module and class of its family, which takes (directory, device=...)."""
+
+EXAMPLES = ("Qwen/Qwen2.5-Omni-7B", "Qwen/Qwen2.5-Omni-3B", "Qwen/Qwen3-Omni-30B-A3B-Instruct")
+
+_HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+_WANTED = ("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja", "*.py")
+
+
+def load(model: str, progress: Progress | None = None, *, device: str = "cpu") -> Family:
+    """The family of a directory or a Hub name; `device` ("cpu" or "cuda") computes its features.
+
+    Raises PrepareError where the checkpoint cannot be had, ValueError where it is none that we serve.
+    """
+    directory = find(model, progress)
+    return family_class(directory)(directory, device=device)
+
+
+def find(model: str, progress: Progress | None = None) -> Path:
+    """The checkpoint's directory; downloads it where `model` is a Hub name. Raises PrepareError."""
+    path = Path(model).expanduser()
+    if path.is_dir():
+        return path.absolute()
+    if not _HUB_NAME.fullmatch(model) or model.startswith("."):
+        raise PrepareError(f"no model in {model}: there is no such directory")
+    from huggingface_hub import snapshot_download
+
+    if progress is not None:
+        progress(f"fetching {model}", 0.0)
+    try:
+        return Path(snapshot_download(model, allow_patterns=list(_WANTED)))
+    except Exception as error:  # the client raises its own, requests' and the operating system's
+        first = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise PrepareError(
+            f"{model} could not be downloaded: {first} Connect to the Hub and start again, or copy the "
+            f"checkpoint's files (config.json, *.safetensors, tokenizer, preprocessor) into a directory and "
+            f"give its path: --model /path/to/{model.split('/')[1]}"
+        ) from error
+
+
+def read_config(directory: Path) -> dict[str, Any]:
+    """The checkpoint's config.json. Raises ValueError where there is none that can be read."""
+    try:
+        config = json.loads((directory / "config.json").read_text())
+    except FileNotFoundError:
+        raise ValueError(f"{directory} holds no model: config.json is missing") from None
+    except ValueError as error:
+        raise ValueError(f"{directory / 'config.json'} is not JSON: {error}") from None
+    if not isinstance(config, dict):
+        raise ValueError(f"{directory / 'config.json'} is no model's configuration")
+    return config
+
+
+def family_class(directory: Path) -> Any:
+    """The class of the checkpoint's family. Raises ValueError for an architecture that we do not serve."""
+    found = read_config(directory).get("architectures") or []
+    for architecture in found:
+        if architecture in ARCHITECTURES:
+            module, name = ARCHITECTURES[architecture].split(":")
+            return getattr(importlib.import_module(f"engine.models.{module}"), name)
+    known = ", ".join(sorted(ARCHITECTURES))
+    raise ValueError(
+        f"{directory} holds {', '.join(found) or 'a model without architectures'}, which is not served here; "
+        f"known architectures: {known}"
+    )
