@@ -18,19 +18,19 @@ from triton.runtime.jit import JITFunction
 
 def interpret(*modules: ModuleType) -> None:
     """Replace every @triton.jit function in the modules' namespaces by its interpreted twin."""
-    _repair_bfloat16()
+    _repair_conversions()
     for module in modules:
         for name, value in list(vars(module).items()):
             if isinstance(value, JITFunction):
                 setattr(module, name, interpreter.InterpretedFunction(value.fn))
 
 
-def _repair_bfloat16() -> None:
+def _repair_conversions() -> None:
     """triton 3.9's interpreter holds bf16 as uint16, multiplies those bit patterns as integers in a dot, and
-    loses the carry when it rounds float32 to bf16. Convert with torch instead.
+    loses the carry when it rounds float32 to bf16 or fp8. Convert with torch instead.
     """
     builder: Any = interpreter.InterpreterBuilder
-    if getattr(builder, "bfloat16_repaired", False):
+    if getattr(builder, "conversions_repaired", False):
         return
     dot, cast = builder.create_dot, builder.cast_impl
 
@@ -53,12 +53,19 @@ def _repair_bfloat16() -> None:
         return cast(self, src, dst_type)
 
     def create_fp_to_fp(self: Any, src: Any, dst_type: Any, rounding_mode: Any) -> Any:
-        if {src.dtype.scalar, dst_type.scalar} == {tl.float32, tl.bfloat16}:
+        kinds = (src.dtype.scalar, dst_type.scalar)
+        if set(kinds) == {tl.float32, tl.bfloat16}:
             return cast_impl(self, src, dst_type)
+        if kinds == (tl.float32, tl.float8e4nv):  # the interpreter rounds halves up and carries nothing
+            rounded = torch.from_numpy(np.ascontiguousarray(src.data)).to(torch.float8_e4m3fn)
+            return interpreter.TensorHandle(rounded.view(torch.uint8).numpy(), tl.float8e4nv)
+        if kinds == (tl.float8e4nv, tl.float32):  # nor does it know e4m3's NaN
+            exact = torch.from_numpy(np.ascontiguousarray(src.data)).view(torch.float8_e4m3fn).float()
+            return interpreter.TensorHandle(exact.numpy(), tl.float32)
         return convert(self, src, dst_type, rounding_mode)
 
     convert = builder.create_fp_to_fp
     builder.create_dot, builder.cast_impl, builder.create_fp_to_fp = create_dot, cast_impl, create_fp_to_fp
     for name in ("create_fp_ext", "create_fp_trunc"):  # bound to the old cast_impl when the class was made
         setattr(builder, name, lambda self, src, dst_type: self.cast_impl(src, dst_type))
-    builder.bfloat16_repaired = True
+    builder.conversions_repaired = True

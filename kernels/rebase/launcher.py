@@ -1,0 +1,132 @@
+"""The checked launcher of the key rotation: caches are described once, moves planned on the host each time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import triton
+
+from kernels.rebase import kernel
+from kernels.rebase.reference import FP8, FP8_MAX, Rotation, turn_table
+
+DTYPES = (torch.bfloat16, torch.float16, torch.float32, FP8)
+ALIGNMENT = 16  # bytes
+
+
+@dataclass(frozen=True)
+class Config:
+    """How the work is cut; it does not enter the result."""
+
+    rows: int = 32  # keys per program, a power of two
+    num_warps: int = 4
+
+
+@dataclass(frozen=True, eq=False)
+class KeyCaches:
+    """The keys of layers that are alike in everything but their address. Hold it as long as the caches live."""
+
+    layers: tuple[torch.Tensor, ...]  # each [num_blocks, block_size, num_kv_heads, head_size]
+    offsets: torch.Tensor  # int64 [num_layers] on the device: from the first layer, in units of ALIGNMENT
+
+    @classmethod
+    def of(cls, layers: Sequence[torch.Tensor]) -> KeyCaches:
+        """Raises ValueError where the layers differ in shape, strides, dtype or device, or are not aligned."""
+        if not layers:
+            raise ValueError("no layers")
+        first = layers[0]
+        kinds = {(layer.shape, layer.stride(), layer.dtype, layer.device) for layer in layers}
+        if len(kinds) > 1:
+            raise ValueError(f"layers differ in shape, strides, dtype or device: {kinds}")
+        if first.dim() != 4 or first.stride(3) != 1:
+            raise ValueError(
+                "keys must be [num_blocks, block_size, num_kv_heads, head_size], contiguous in the last, not "
+                f"{tuple(first.shape)} with strides {first.stride()}"
+            )
+        if first.dtype not in DTYPES:
+            raise ValueError(f"keys must be one of {DTYPES}, not {first.dtype}")
+        bytes_apart = [layer.data_ptr() - first.data_ptr() for layer in layers]
+        if any(apart % ALIGNMENT for apart in bytes_apart):
+            raise ValueError(f"layers must begin at multiples of {ALIGNMENT} bytes from each other")
+        offsets = torch.tensor([apart // ALIGNMENT for apart in bytes_apart], dtype=torch.int64)
+        return cls(tuple(layers), offsets.to(first.device))
+
+
+@dataclass(frozen=True, eq=False)
+class Moves:
+    """Which blocks turn how far: on the device, ready for every group of layers with the same rotation."""
+
+    block_ids: torch.Tensor  # int32 [num_moved]
+    turn_ids: torch.Tensor  # int32 [num_moved], rows of `turns`
+    turns: torch.Tensor  # float32 [num_distances, rotary_dim]
+
+
+def plan_moves(
+    block_ids: Sequence[int] | np.ndarray,
+    distances: Sequence[int] | np.ndarray,
+    rotation: Rotation,
+    num_blocks: int,
+    device: torch.device | str,
+) -> Moves:
+    """Moves of whole blocks, each by its own distance in tokens (back where positive).
+
+    One copy to the device from pinned memory, which the host does not wait for. Raises ValueError for an id
+    outside [0, num_blocks), and for a block named twice: its two turns would race.
+    """
+    ids, tokens = np.asarray(block_ids, dtype=np.int64), np.asarray(distances, dtype=np.int64)
+    if ids.ndim != 1 or ids.shape != tokens.shape:
+        raise ValueError(f"{ids.shape} block ids and {tokens.shape} distances do not match")
+    if len(ids) and (ids.min() < 0 or ids.max() >= num_blocks):
+        raise ValueError(f"block ids must be from 0 to {num_blocks - 1}, not {ids.min()} to {ids.max()}")
+    if len(np.unique(ids)) < len(ids):
+        raise ValueError("a block is moved twice")
+    different, turn_ids = np.unique(tokens, return_inverse=True)
+    turns = turn_table(different, rotation)
+    words = np.concatenate([ids.astype(np.int32), turn_ids.astype(np.int32), turns.view(np.int32).ravel()])
+    packed = torch.from_numpy(words)
+    if torch.device(device).type == "cuda":
+        packed = packed.pin_memory().to(device, non_blocking=True)
+    moved_ids, moved_turns, table = packed.split([len(ids), len(ids), turns.size])
+    return Moves(moved_ids, moved_turns, table.view(torch.float32).view(turns.shape))
+
+
+def rebase_keys(caches: KeyCaches, moves: Moves, rotation: Rotation, config: Config | None = None) -> None:
+    """Turn the keys of the moved blocks back in place, in all layers, with one launch.
+
+    Whole blocks are turned: slots that hold no key hold what they held, turned (NaN stays NaN, in its slot).
+    No other block is read or written. Arithmetic is float32, rounded once to the cache's dtype. The host
+    reads no device value. Raises ValueError for a rotation or moves that do not fit the caches.
+    """
+    config = config or Config()
+    first, num_moved = caches.layers[0], len(moves.block_ids)
+    _, block_size, num_heads, head_size = first.shape
+    pairs = rotation.rotary_dim // 2
+    if not 0 < rotation.rotary_dim <= head_size:
+        raise ValueError(f"{rotation.rotary_dim} rotary dimensions do not fit heads of {head_size}")
+    if moves.turns.shape[1] != rotation.rotary_dim or moves.turns.device != first.device:
+        found = f"{moves.turns.shape[1]} dimensions on {moves.turns.device}"
+        raise ValueError(f"moves were planned for {found}, not {rotation.rotary_dim} on {first.device}")
+    if num_moved == 0:
+        return
+    tiles = triton.cdiv(num_heads * block_size, config.rows)
+    launch: Any = kernel.rebase_kernel[(num_moved * tiles, len(caches.layers))]
+    launch(
+        first,
+        caches.offsets,
+        moves.block_ids,
+        moves.turn_ids,
+        moves.turns,
+        *first.stride()[:3],
+        NUM_HEADS=num_heads,
+        BLOCK_SIZE=block_size,
+        PAIRS=pairs,
+        PAIRS_PADDED=triton.next_power_of_2(pairs),
+        OFFSET_UNIT=ALIGNMENT // first.element_size(),
+        ROWS=config.rows,
+        IS_NEOX=rotation.is_neox,
+        SATURATE=FP8_MAX if first.dtype == FP8 else 0.0,
+        num_warps=config.num_warps,
+    )
