@@ -27,6 +27,7 @@ class Conversation:
         self._is_turn_open = False  # the user's turn has tokens in it
         self._is_answer_open = False  # the answer has begun and is not closed
         self.has_spoken = False  # anything beyond the head was said
+        self._stop_token: int | None = None  # with which the answer's last work stopped
 
     @property
     def is_turn_open(self) -> bool:
@@ -61,8 +62,9 @@ class Conversation:
             raise RuntimeError("go_on: no answer was cut short")
         return self._work((), (), max_tokens=max_tokens)
 
-    def settle(self, token_ids: tuple[int, ...], finish: Finish) -> None:
+    def settle(self, token_ids: tuple[int, ...], finish: Finish, stop_token: int | None = None) -> None:
         """The work ended with these decoded tokens (all of them, over all its results)."""
+        self._stop_token = stop_token
         if token_ids and finish is not Finish.STOP:
             self._owed.append(token_ids[-1])
 
@@ -70,7 +72,11 @@ class Conversation:
         """The answer is over, for whatever reason. No-op where none is open."""
         if self._is_answer_open:
             self._is_answer_open = False
-            self._owe(self._family.close_answer(self.mode))
+            stop_token = self._stop_token
+            if stop_token is None:
+                self._owe(self._family.close_answer(self.mode))
+            else:
+                self._owe(self._family.close_stopped(self.mode, stop_token))
 
     def instruct(self, instructions: str) -> bool:
         """New instructions. True: nothing was said yet, so the head is replaced and a generation begins.

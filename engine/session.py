@@ -210,7 +210,7 @@ class Session:
         self._tick = _RunningTick(due=min(dues), audio_samples=len(taken.audio))
         self._audio_due = None
         is_final = taken.ended_at is not None or self._mode is TurnMode.CONTINUOUS
-        return Hearing(self.id, self._ear, taken.audio, is_final)
+        return Hearing(self.id, self._ear, taken.audio, is_final, self._mode)
 
     def on_heard(self, intake: Intake, is_final: bool, now: float) -> list[Output]:
         """The family's result for the hearing that was taken."""
@@ -259,10 +259,13 @@ class Session:
             return outputs
         if result.finish is Finish.REFUSED:
             return outputs + self._end(EngineFailure(result.error or "the engine refused the session's work"))
-        self._conversation.settle(tuple(self._work_tokens), result.finish)
+        tokens = tuple(self._work_tokens)
+        self._conversation.settle(tokens, result.finish, result.stop_token)
         self._work, self._work_tokens = None, []
         if work.max_tokens:
-            outputs += self._settle_answer(result.finish)
+            stop_token = result.stop_token
+            is_pause = stop_token is not None and self._family.is_pause(self._mode, tokens, stop_token)
+            outputs += self._settle_answer(Finish.LENGTH if is_pause else result.finish)
         if self._tick is not None:
             outputs += self._end_tick(now)
         return outputs + self._apply_update() + self._check_length(now)

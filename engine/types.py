@@ -48,6 +48,8 @@ class Hearing:
     ear: Any  # the family's state for this session (`Family.new_ear`); touched by `Family.hear` only
     audio: Pcm  # new samples since the last hearing; may be empty when `is_final`
     is_final: bool  # the user's turn ends with this audio
+    goes_on: bool = False  # continuous mode: the talk goes on in the next turn, so a short rest may wait for it
+    mode: TurnMode = TurnMode.SERVER_VAD  # continuous: every hearing is final, and the audio goes on
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,3 +116,15 @@ class Result:
     finish: Finish | None  # set on the work's last result
     num_kv_tokens: int  # tokens the session has computed so far, those since evicted counted
     error: str | None = None  # a sentence for people, with Finish.REFUSED
+    stop_token: int | None = None  # which one ended the answer, with Finish.STOP, where the engine knows
+
+
+@dataclass(frozen=True, slots=True)
+class Utterance:
+    """One clause of an answer, to be spoken."""
+
+    session_id: str
+    response_id: str
+    seq: int  # grows with each of the answer's clauses
+    text: str
+    needed_at: float  # when the sound before it will have been played

@@ -80,6 +80,15 @@ class Family(ABC):
     def close_answer(self, mode: TurnMode) -> tuple[int, ...]:
         """After an answer's last token, before what comes next (the engine keeps no stop token)."""
 
+    def close_stopped(self, mode: TurnMode, stop_token: int) -> tuple[int, ...]:
+        """As `close_answer`, for an answer that the model ended with this one of its stop tokens."""
+        return self.close_answer(mode)
+
+    def is_pause(self, mode: TurnMode, token_ids: Sequence[int], stop_token: int) -> bool:
+        """Whether a model that decoded these tokens and stopped has only paused: its answer goes on in the
+        next tick (continuous mode)."""
+        return False
+
     @abstractmethod
     def instruct(self, instructions: str) -> tuple[int, ...]:
         """New instructions in the middle of a conversation, between turns."""

@@ -203,21 +203,38 @@ class SessionCore:
         elif session.work.max_tokens == 0:
             self._finish(session, tokens, Finish.FED)
         elif reason is FinishReason.STOP:
-            self._finish(session, tokens[:-1], Finish.STOP)
+            self._finish(session, tokens[:-1], Finish.STOP, tokens[-1] if tokens else None)
         else:
             self._finish(session, tokens, Finish.LENGTH)
 
-    def _finish(self, session: _Session, tokens: tuple[int, ...], finish: Finish) -> None:
+    def _finish(
+        self, session: _Session, tokens: tuple[int, ...], finish: Finish, stop_token: int | None = None
+    ) -> None:
         work, session.work = session.work, None
         assert work is not None
-        self._report(session, work, tokens, finish)
+        self._report(session, work, tokens, finish, stop_token)
 
-    def _report(self, session: _Session, work: Work, tokens: tuple[int, ...], finish: Finish | None) -> None:
+    def _report(
+        self,
+        session: _Session,
+        work: Work,
+        tokens: tuple[int, ...],
+        finish: Finish | None,
+        stop_token: int | None = None,
+    ) -> None:
         request = session.request
         assert request is not None
         num_kv_tokens = request.num_computed_tokens - request.num_output_placeholders
         self._results.append(
-            Result(session.session_id, session.generation, work.seq, tokens, finish, num_kv_tokens)
+            Result(
+                session.session_id,
+                session.generation,
+                work.seq,
+                tokens,
+                finish,
+                num_kv_tokens,
+                stop_token=stop_token,
+            )
         )
 
     def _refuse(self, work: Work, reason: str) -> None:

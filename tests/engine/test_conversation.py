@@ -145,3 +145,23 @@ def test_the_cache_always_holds_the_conversation(turns):
     assert end is not None
     cache.run(end)
     assert cache.tokens == [*expected, OPEN, *encode("q"), CLOSE]
+
+
+class Pausing(NullFamily):
+    """A model that says with its stop token whether it goes on."""
+
+    def close_stopped(self, mode: TurnMode, stop_token: int) -> tuple[int, ...]:
+        return (stop_token, *self.close_answer(mode))
+
+
+def test_the_token_that_ended_the_answer_is_given_back_where_the_family_wants_it():
+    conversation = Conversation("s", Pausing(), TurnMode.CONTINUOUS, "hi")
+    conversation.open()
+    conversation.settle((), Finish.FED)
+    take(conversation, "one", True)
+    conversation.settle(encode("yes"), Finish.STOP, 77)
+    second = take(conversation, "two", True)
+    assert second is not None and second.token_ids[:2] == (77, END)
+    conversation.settle(encode("no"), Finish.LENGTH)
+    third = take(conversation, "three", True)
+    assert third is not None and third.token_ids[:2] == (*encode("o"), END)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -20,7 +21,7 @@ from engine.events import (
     Tick,
     Warning,
 )
-from engine.models.null import NullFamily
+from engine.models.null import NullFamily, encode
 from engine.outputs import Close
 from engine.session import EXPIRY_WARNING
 from engine.types import Finish, Result, TurnMode
@@ -247,6 +248,27 @@ def test_continuous_mode_answers_each_tick():
         stage.advance(0.2)
     assert len(stage.events("a", ResponseDone)) >= 2
     assert "echo: heard 2000 ms" in stage.text()
+
+
+class Pausing(NullFamily):
+    def is_pause(self, mode: TurnMode, token_ids: Sequence[int], stop_token: int) -> bool:
+        return stop_token == 1
+
+
+def test_an_answer_that_only_pauses_goes_on_in_the_next_tick():
+    stage = Stage(Pausing())
+    stage.can_step = False
+    session = stage.open(mode=TurnMode.CONTINUOUS)
+    stage.core.step()
+    session.on_result(Result("a", 0, 1, (), Finish.FED, 5), stage.now)
+    for seq, stop_token in ((2, 1), (3, 2)):
+        stage.do(session, session.on_audio(pcm(0.5), stage.now))
+        stage.advance(2.0)
+        result = Result("a", 0, seq, encode("so"), Finish.STOP, 50, stop_token=stop_token)
+        stage.do(session, session.on_result(result, stage.now))
+        assert len(stage.events("a", ResponseDone)) == (stop_token == 2)
+    assert stage.text() == "soso"
+    assert len(stage.events("a", ResponseCreated)) == 1
 
 
 def test_instructions_before_the_first_turn_replace_the_head():
