@@ -12,13 +12,16 @@ from tokenizers import Tokenizer
 class TextCodec:
     """Encodes what people say; only `special` gives special tokens, so nobody can speak or type one."""
 
-    def __init__(self, tokenizer_file: Path) -> None:
-        self._tokenizer = Tokenizer.from_file(str(tokenizer_file))
+    def __init__(self, tokenizer: Path | Tokenizer) -> None:
+        """`tokenizer`: a tokenizer.json, or one that is loaded."""
+        if isinstance(tokenizer, Path):
+            tokenizer = Tokenizer.from_file(str(tokenizer))
+        self._tokenizer = tokenizer
         self._tokenizer.encode_special_tokens = True  # "<|im_end|>" in a text is nine ordinary tokens
         added = self._tokenizer.get_added_tokens_decoder()
         self._special = frozenset(i for i, token in added.items() if token.special)
         to_byte = {char: byte for byte, char in enumerate(_byte_chars())}
-        self._bytes = [b""] * self._tokenizer.get_vocab_size()
+        self._bytes = [b""] * (1 + max(self._tokenizer.get_vocab().values()))
         for token, i in self._tokenizer.get_vocab().items():
             if i not in self._special:
                 self._bytes[i] = bytes(to_byte[char] for char in token)

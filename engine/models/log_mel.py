@@ -1,0 +1,104 @@
+"""Log-mel spectrograms as Whisper's feature extractor makes them, for many chunks of PCM at once, on a device.
+
+The values equal those of transformers' `WhisperFeatureExtractor` on each chunk alone: 25 ms Hann windows every
+10 ms over audio that is mirrored before its start; Slaney's mel filters; log10, cut at 8 below the chunk's
+maximum, then (x + 4) / 4. What lies behind a chunk's end differs from model to model: `Ending`.
+
+Importing this module imports torch: `engine.vllm.environment.prepare_process` comes before.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from engine.types import SAMPLE_RATE, Pcm
+
+HOP = 160  # samples between two frames
+N_FFT = 400  # samples of a frame
+_EDGE = N_FFT // 2  # samples that a frame reaches beyond its middle
+_FLOOR = 1e-10  # of the power, before the logarithm
+_RANGE = 8.0  # of log10, below the maximum
+
+
+class Ending(enum.Enum):
+    """What the frames at a chunk's end see behind it."""
+
+    SILENCE = enum.auto()  # padding="max_length": zeros; a frame begun is a frame
+    MIRROR = enum.auto()  # padding=True on a chunk alone: mirrored audio; whole frames only
+
+
+class LogMel:
+    """Batched over chunks of any lengths. For one thread; on CUDA it has a stream of its own."""
+
+    def __init__(self, num_bins: int = 128, ending: Ending = Ending.SILENCE, device: str = "cpu") -> None:
+        self._ending = ending
+        self._device = torch.device(device)
+        self._window = torch.hann_window(N_FFT, device=self._device)
+        self._filters = torch.from_numpy(mel_filters(num_bins)).float().to(self._device)  # [bins, freqs]
+        self._stream = torch.cuda.Stream(self._device) if self._device.type == "cuda" else None
+
+    @torch.no_grad()
+    def __call__(self, chunks: Sequence[Pcm]) -> list[torch.Tensor]:
+        """One float32 tensor [num_bins, num_frames(chunk)] a chunk, on the CPU, where vLLM takes it from.
+
+        Chunks are longer than 200 samples where they end in a mirror, not empty elsewhere.
+        """
+        if not chunks:
+            return []
+        if self._stream is None:
+            return self._compute(chunks)
+        with torch.cuda.stream(self._stream):
+            return self._compute(chunks)
+
+    def num_frames(self, num_samples: int) -> int:
+        """Frames of a chunk."""
+        return num_samples // HOP if self._ending is Ending.MIRROR else -(-num_samples // HOP)
+
+    def _compute(self, chunks: Sequence[Pcm]) -> list[torch.Tensor]:
+        audio = torch.from_numpy(self._extended(chunks)).to(self._device)
+        frames = audio.unfold(1, N_FFT, HOP) * self._window  # [chunks, frames, N_FFT]
+        spectrum = torch.fft.rfft(frames)
+        power = spectrum.real.square() + spectrum.imag.square()
+        mel = torch.matmul(self._filters, power.transpose(1, 2)).clamp_(min=_FLOOR).log10_()
+        counts = [self.num_frames(len(chunk)) for chunk in chunks]
+        peaks = mel
+        if self._ending is Ending.MIRROR and min(counts) < mel.shape[2]:
+            # Frames behind a shorter chunk are of nothing; behind silence they are silent, and no maximum.
+            is_own = torch.arange(mel.shape[2])[None, :] < torch.tensor(counts)[:, None]
+            peaks = mel.masked_fill(~is_own[:, None, :].to(self._device), np.log10(_FLOOR))
+        mel = torch.maximum(mel, peaks.amax(dim=(1, 2), keepdim=True) - _RANGE).add_(4.0).div_(4.0).cpu()
+        return [mel[i, :, :count].contiguous() for i, count in enumerate(counts)]
+
+    def _extended(self, chunks: Sequence[Pcm]) -> npt.NDArray[np.float32]:
+        """[chunks, samples]: each with what its first and last frames see beyond it."""
+        longest = max(len(chunk) for chunk in chunks)
+        audio = np.zeros((len(chunks), longest + 4 * _EDGE), np.float32)
+        for row, chunk in zip(audio, chunks, strict=True):
+            num = len(chunk)
+            row[_EDGE : _EDGE + num] = chunk
+            row[:_EDGE] = row[2 * _EDGE : _EDGE : -1]
+            if self._ending is Ending.MIRROR:
+                row[_EDGE + num : 2 * _EDGE + num] = chunk[-2 : -_EDGE - 2 : -1]
+        return audio
+
+
+def mel_filters(num_bins: int) -> npt.NDArray[np.float64]:
+    """Slaney's triangular filters of equal area [num_bins, 1 + N_FFT / 2], from 0 Hz to half the rate.
+
+    Malcolm Slaney, "Auditory Toolbox" (1998): linear below 1 kHz, logarithmic above.
+    """
+    step_hz, corner_hz, log_step = 200 / 3, 1000.0, np.log(6.4) / 27
+    corner = corner_hz / step_hz
+    top = corner + np.log(SAMPLE_RATE / 2 / corner_hz) / log_step
+    mels = np.linspace(0.0, top, num_bins + 2)
+    edges = np.where(mels < corner, mels * step_hz, corner_hz * np.exp(log_step * (mels - corner)))
+    bins = np.linspace(0.0, SAMPLE_RATE / 2, 1 + N_FFT // 2)
+    slopes = edges[:, None] - bins[None, :]
+    widths = np.diff(edges)[:, None]
+    triangles = np.minimum(-slopes[:-2] / widths[:-1], slopes[2:] / widths[1:])
+    return np.maximum(0.0, triangles) * (2.0 / (edges[2:] - edges[:-2]))[:, None]
