@@ -13,7 +13,7 @@ from types import FrameType
 import uvicorn
 from fastapi import FastAPI
 
-from app import http, logs, preflight, stream
+from app import http, logs, page, preflight, stream
 from app.connection import Connection, HttpConnection
 from app.service import Service, build
 from app.settings import Settings, resolve
@@ -59,6 +59,7 @@ def make_app(
     app = FastAPI(title="Metronome", lifespan=lifespan, docs_url=None, redoc_url=None)
     app.include_router(http.router)
     app.include_router(stream.router)
+    app.include_router(page.make_router())
     return app
 
 

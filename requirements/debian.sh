@@ -5,6 +5,7 @@ missing=""
 command -v espeak-ng >/dev/null || missing="$missing espeak-ng"
 command -v prometheus >/dev/null && command -v promtool >/dev/null || missing="$missing prometheus"
 command -v nginx >/dev/null || missing="$missing nginx-light"
+command -v chromium >/dev/null || missing="$missing chromium"
 [ -n "$missing" ] || exit 0
 if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
     # shellcheck disable=SC2086 # several names
