@@ -7,7 +7,16 @@ import time
 from app.limits import MessageRate
 from app.outbox import Outbox
 from app.service import Service
-from app.wire import Auth, InputCommit, Ping, ResponseCancel, SessionUpdate, UnknownMessage, parse
+from app.wire import (
+    Auth,
+    InputCommit,
+    Ping,
+    ResponseCancel,
+    ResponsePlayed,
+    SessionUpdate,
+    UnknownMessage,
+    parse,
+)
 from engine.errors import NotUnderstood, SessionError, TooBig
 from engine.events import Error, Pong
 from engine.outputs import Close
@@ -67,12 +76,14 @@ class Inbox:
 
     def _take(self, text: str, now: float) -> None:
         match parse(text):
-            case SessionUpdate(turn=turn, instructions=instructions, max_tokens=max_tokens):
-                outputs = self._session.on_update(turn, instructions, max_tokens)
+            case SessionUpdate(turn=turn, instructions=instructions, max_tokens=max_tokens, voice=voice):
+                outputs = self._session.on_update(turn, instructions, max_tokens, voice)
             case InputCommit():
                 outputs = self._session.on_commit(now)
             case ResponseCancel():
-                outputs = self._session.on_cancel()
+                outputs = self._session.on_cancel(now)
+            case ResponsePlayed(response_id=response_id, played_ms=played_ms):
+                outputs = self._session.on_played(response_id, played_ms, now)
             case Ping():
                 self._outbox.put(Pong())
                 return

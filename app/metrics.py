@@ -17,6 +17,7 @@ from prometheus_client.registry import Collector
 
 from engine.conductor import Conductor, Phase
 from engine.types import SAMPLE_RATE
+from engine.voice.voice import VOICE_RATE
 
 if TYPE_CHECKING:
     from app.service import Service
@@ -30,6 +31,7 @@ REASONS = (
 
 _OF_BUDGET = (0.01, 0.025, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 1.5, 2.0, 4.0)
 _LOOP_DELAYS_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
+_CLAUSES_S = (0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12)
 _STEPS_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56)
 
 
@@ -55,6 +57,13 @@ class Metrics:
             "metronome_engine_step_seconds",
             f"Duration of engine steps, the last one of each {PULSE_S} s",
             buckets=_STEPS_S,
+            registry=self.registry,
+        )
+
+        self.voice = Histogram(
+            "metronome_voice_seconds",
+            "How long the voice took for a clause",
+            buckets=_CLAUSES_S,
             registry=self.registry,
         )
 
@@ -85,6 +94,7 @@ class Figures(Collector):
         yield from self._server()
         yield from self._sessions()
         yield from self._audio()
+        yield from self._voice()
         yield from self._engine()
 
     def _server(self) -> Iterator[Metric]:
@@ -135,6 +145,16 @@ class Figures(Collector):
             "input_backlog_max_seconds", "Audio that waits in the worst session", max(backlogs, default=0.0)
         )
         yield _counter("tokens", "Tokens decoded", tally.tokens)
+
+    def _voice(self) -> Iterator[Metric]:
+        synthesizer, tally = self._service.conductor.synthesizer, self._service.conductor.tally()
+        waiting, failures = (synthesizer.num_waiting, synthesizer.num_failures) if synthesizer else (0, 0)
+        yield _gauge("voice_queue", "Clauses that wait for the voice", waiting)
+        yield _counter("voice_failures", "Clauses that the voice could not speak", failures)
+        yield _counter("voice_audio_seconds", "Sound sent to clients", tally.sound_samples / VOICE_RATE)
+        yield _counter(
+            "interruptions", "Answers stopped while they were written or played", tally.interruptions
+        )
 
     def _engine(self) -> Iterator[Metric]:
         conductor = self._service.conductor

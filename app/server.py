@@ -25,6 +25,7 @@ from engine.models.null import NullFamily
 from engine.models.prepare import PrepareError, progress_bar
 from engine.null import NullEngine
 from engine.rehearsal import rehearse
+from engine.voice import load_voice
 
 log = logging.getLogger(__name__)
 
@@ -156,8 +157,9 @@ def prepare(settings: Settings) -> MakeService:
     """Everything before the event loop: models on disk, family and detector loaded, the engine described."""
     with progress_bar() as report:
         detector = SpeechDetector(load_vad_file(settings.cache_dir, report))
+        voice = load_voice(settings.voice.name)
         if settings.model == "null":
-            return lambda: build(settings, NullFamily(), NullEngine, detector)
+            return lambda: build(settings, NullFamily(), NullEngine, detector, voice)
         family = load_family(settings.model, settings.cache_dir, report, device=settings.device)
     # Here: the null model needs no vLLM.
     from engine.vllm.engine import VllmEngine
@@ -181,5 +183,5 @@ def prepare(settings: Settings) -> MakeService:
         kv_dtype=settings.engine.kv_dtype,
     )
     return lambda: build(
-        settings, family, lambda: VllmEngine(family.engine_recipe(), engine_settings), detector
+        settings, family, lambda: VllmEngine(family.engine_recipe(), engine_settings), detector, voice
     )

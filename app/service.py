@@ -19,6 +19,7 @@ from engine.config import SessionConfig
 from engine.engine import Engine
 from engine.models.family import Family
 from engine.scheduler import TickSample, TickScheduler
+from engine.voice.voice import VOICE_RATE, Voice
 
 MAX_BATCH = 16  # sessions that are heard at once
 
@@ -66,6 +67,7 @@ def build(
     family: Family,
     make_engine: Callable[[], Engine],
     detector: SpeechDetector,
+    voice: Voice | None = None,
 ) -> Service:
     """Put the parts together; nothing runs yet. Call on the event loop."""
     info = family.info
@@ -77,12 +79,15 @@ def build(
         TickScheduler(budget_s, settings.tick.slots, MAX_BATCH),
         detector,
         lambda sample, now: service.on_sample(sample, now),
+        voice,
+        lambda duration_s: service.metrics.voice.observe(duration_s),
     )
     session_defaults = SessionConfig(
         mode=info.turn_modes[0],
         instructions="",  # the family's own
         max_tokens=settings.session.max_tokens,
         max_tokens_ceiling=settings.session.max_tokens_ceiling,
+        voice_rate=None if voice is None else VOICE_RATE,
         budget_s=budget_s,
         backlog_limit_s=settings.session.backlog_budgets * budget_s,
         max_message_bytes=settings.session.max_message_bytes,
@@ -92,6 +97,7 @@ def build(
             threshold=settings.vad.threshold,
             release=0.7 * settings.vad.threshold,
             min_speech_ms=settings.vad.min_speech_ms,
+            interrupt_ms=settings.vad.interrupt_ms,
             stop_silence_ms=settings.vad.silence_ms,
         ),
     )

@@ -158,7 +158,19 @@ class VadSettings(_Group):
     min_speech_ms: int = Field(
         default=100, ge=30, le=2000, description="Speech shorter than this starts no turn"
     )
+    interrupt_ms: int = Field(
+        default=320,
+        ge=30,
+        le=5000,
+        description="While an answer is written or played, speech shorter than this does not interrupt it",
+    )
     silence_ms: int = Field(default=500, ge=100, le=5000, description="Silence that ends the user's turn")
+
+
+class VoiceSettings(_Group):
+    name: Literal["hibari", "none"] = Field(
+        default="hibari", description="Who speaks the answers of sessions that want it"
+    )
 
 
 class AuthSettings(_Group):
@@ -247,11 +259,13 @@ class Settings(BaseSettings):
         default="info", description="Least level logged"
     )
     log_format: Literal["text", "json"] = Field(default="text", description="One log line's form")
+    log_words: bool = Field(default=False, description="Also log what was heard and what was answered")
     engine: EngineSettings = EngineSettings()
     tick: TickSettings = TickSettings()
     session: SessionSettings = SessionSettings()
     aimd: AimdSettings = AimdSettings()
     vad: VadSettings = VadSettings()
+    voice: VoiceSettings = VoiceSettings()
     auth: AuthSettings = AuthSettings()
     tls: TlsSettings = TlsSettings()
 

@@ -22,7 +22,7 @@ from app.service import Service
 from engine.audio.resample import MAX_RATE, MIN_RATE
 from engine.config import SessionConfig
 from engine.errors import Leaving, NotUnderstood, SessionError, SlowReader, Unavailable
-from engine.outputs import Close
+from engine.outputs import Close, Sound
 from engine.refusals import turn_mode_refused
 from engine.session import Session
 from engine.types import TurnMode
@@ -105,7 +105,11 @@ async def _write(socket: WebSocket, outbox: Outbox) -> None:
             return
         try:
             async with asyncio.timeout(SEND_LIMIT_S):
-                await socket.send_text(item.model_dump_json())
+                if isinstance(item, Sound):
+                    await socket.send_text(item.event.model_dump_json())
+                    await socket.send_bytes(item.pcm)
+                else:
+                    await socket.send_text(item.model_dump_json())
         except TimeoutError:
             await _close(socket, SlowReader("The client does not read what it is sent."))
             return
@@ -133,6 +137,7 @@ def _config_of(socket: WebSocket, service: Service) -> SessionConfig:
         defaults,
         sample_rate=_number(query, "sample_rate", defaults.sample_rate, MIN_RATE, MAX_RATE),
         max_tokens=_number(query, "max_tokens", defaults.max_tokens, 1, defaults.max_tokens_ceiling),
+        is_aloud=_switch(query, "voice", defaults.is_aloud),
     )
     if (wanted := query.get("turn")) is None:
         return config
@@ -143,6 +148,13 @@ def _config_of(socket: WebSocket, service: Service) -> SessionConfig:
     if mode not in service.family.info.turn_modes:
         raise NotUnderstood(turn_mode_refused(service.family, mode).message)
     return replace(config, mode=mode)
+
+
+def _switch(query: QueryParams, name: str, default: bool) -> bool:
+    text = query.get(name)
+    if text not in (None, "on", "off"):
+        raise NotUnderstood(f"{name}={text}: must be on or off.")
+    return default if text is None else text == "on"
 
 
 def _number(query: QueryParams, name: str, default: int, low: int, high: int) -> int:

@@ -29,6 +29,7 @@ class SessionUpdate(_Message):
     instructions: Annotated[str, Field(max_length=4000)] | None = None
     max_tokens: Annotated[int, Field(ge=1, le=4096)] | None = None
     turn: TurnMode | None = None
+    voice: bool | None = None
 
 
 class InputCommit(_Message):
@@ -39,12 +40,20 @@ class ResponseCancel(_Message):
     type: Literal["response.cancel"]
 
 
+class ResponsePlayed(_Message):
+    """How much of a spoken answer was played: about four times a second, at its end, and after a flush."""
+
+    type: Literal["response.played"]
+    response_id: Annotated[str, Field(max_length=64)]
+    played_ms: Annotated[int, Field(ge=0, le=86_400_000)]
+
+
 class Ping(_Message):
     type: Literal["ping"]
 
 
 ClientMessage = Annotated[
-    Auth | SessionUpdate | InputCommit | ResponseCancel | Ping,
+    Auth | SessionUpdate | InputCommit | ResponseCancel | ResponsePlayed | Ping,
     Field(discriminator="type"),
 ]
 _ADAPTER: TypeAdapter[ClientMessage] = TypeAdapter(ClientMessage)

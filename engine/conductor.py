@@ -1,9 +1,11 @@
 """The clock and the threads around the tick: brings audio to the family, works to the engine, results back.
 
-Runs on the event loop; everything here is bookkeeping of microseconds. Three things run elsewhere, each on
-one thread of its own: the engine, the family's `hear`, and the voice activity detector. A frame's way:
+Runs on the event loop; everything here is bookkeeping of microseconds. Four things run elsewhere, each on
+one thread of its own: the engine, the family's `hear`, the voice activity detector, and the voice. A frame's
+way:
 
     on_audio -> Session -> detector -> TickScheduler -> Family.hear -> Engine.submit -> Session -> deliver
+                                                                  Session -> voice -> Session -> deliver
 """
 
 from __future__ import annotations
@@ -18,13 +20,15 @@ from concurrent.futures import ThreadPoolExecutor
 from engine.audio.speech import SpeechDetector
 from engine.engine import Engine, EngineError
 from engine.errors import EngineFailure, Leaving, SessionError
-from engine.events import ServerEvent, Warning
+from engine.events import Warning
 from engine.models.family import Family
-from engine.outputs import Cancel, Close, EndGeneration, Output, Submit
+from engine.outputs import Cancel, Close, EndGeneration, Hush, Output, Speak, Submit, ToClient
 from engine.scheduler import TickSample, TickScheduler
 from engine.session import Session
 from engine.tally import Tally
-from engine.types import Hearing, Intake, Result, Work
+from engine.types import Hearing, Intake, Result, Utterance, Work
+from engine.voice.synthesizer import Synthesizer
+from engine.voice.voice import Voice
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +37,7 @@ HOUSEKEEPING_S = 1.0
 REBUILD_LIMIT = 3  # engine failures within REBUILD_WINDOW_S before the process gives up
 REBUILD_WINDOW_S = 600.0
 
-Deliver = Callable[[ServerEvent | Close], None]
+Deliver = Callable[[ToClient], None]
 """Brings an event to the session's client. Never blocks; called on the event loop."""
 
 
@@ -56,7 +60,10 @@ class Conductor:
         scheduler: TickScheduler,
         detector: SpeechDetector,
         on_sample: Callable[[TickSample, float], None],
+        voice: Voice | None = None,
+        on_spoken_s: Callable[[float], None] = lambda duration_s: None,
     ) -> None:
+        """`on_sample` gets each slot's tick; `on_spoken_s` how long each clause took the voice."""
         self.loop = asyncio.get_running_loop()
         self.phase = Phase.STARTING
         self.family = family
@@ -67,6 +74,7 @@ class Conductor:
         self._engine: Engine | None = None
         self._detector = detector
         self._on_sample = on_sample
+        self.synthesizer = Synthesizer(voice, self._on_spoken, on_spoken_s) if voice is not None else None
         self._ended = Tally()  # of the sessions that are gone
         self._deliver: dict[str, Deliver] = {}
         self._outbox: list[Work] = []
@@ -88,6 +96,8 @@ class Conductor:
     async def start(self) -> None:
         """Load the engine and warm everything up; the phase stays `starting`. Raises EngineError."""
         await self.loop.run_in_executor(self._hearing_pool, self.family.warm_up)
+        if self.synthesizer is not None:
+            await self.synthesizer.warm_up()
         await self._start_engine()
 
     async def run(self) -> None:
@@ -120,6 +130,8 @@ class Conductor:
         if self._engine is not None:
             engine, self._engine = self._engine, None
             await self.loop.run_in_executor(self._engine_pool, engine.close)
+        if self.synthesizer is not None:
+            self.synthesizer.close()
         for pool in (self._hearing_pool, self._vad_pool, self._engine_pool):
             pool.shutdown(wait=True, cancel_futures=True)
 
@@ -142,6 +154,8 @@ class Conductor:
         self.scheduler.remove(session.id)
         self._ended += session.tally
         self._outbox = [work for work in self._outbox if work.session_id != session.id]
+        if self.synthesizer is not None:
+            self.synthesizer.hush(session.id)
         if self._engine is not None:
             self._engine.end(session.id, session.generation)
 
@@ -210,6 +224,13 @@ class Conductor:
             if (session := self.scheduler.get(hearing.session_id)) is not None:
                 self._carry_out(session, session.on_heard(intake, hearing.is_final, now))
         self._after_events()
+
+    # the voice
+
+    def _on_spoken(self, utterance: Utterance, pcm: bytes | None) -> None:
+        if (session := self.scheduler.get(utterance.session_id)) is not None:
+            self._carry_out(session, session.on_spoken(utterance, pcm, time.monotonic()))
+            self._after_events()
 
     # the engine
 
@@ -283,6 +304,12 @@ class Conductor:
                 case EndGeneration(generation):
                     if self._engine is not None:
                         self._engine.end(session.id, generation)
+                case Speak(utterance):
+                    if self.synthesizer is not None:
+                        self.synthesizer.say(utterance)
+                case Hush():
+                    if self.synthesizer is not None:
+                        self.synthesizer.hush(session.id)
                 case Close():
                     self.end(session)
                     deliver(output)

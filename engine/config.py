@@ -17,6 +17,8 @@ class SessionConfig:
     max_tokens_ceiling: int = 1024  # the most a client may ask for
     max_session_tokens: int | None = 4096  # None: no end
     max_head_tokens: int | None = None  # the longest head the engine keeps; None: any
+    is_aloud: bool = False  # whether answers are spoken, until an update
+    voice_rate: int | None = None  # samples a second of the server's voice; None: it has none
     budget_s: float = 2.0  # B
     backlog_limit_s: float = 4.0  # audio that may wait; 2 B unless an option says otherwise
     max_message_bytes: int = 1 << 20

@@ -34,6 +34,8 @@ class SessionCreated(_Event):
     turn: str
     instructions: str
     max_tokens: int
+    voice: bool  # whether answers are spoken
+    voice_sample_rate: int | None  # of response.audio; None: the server has no voice
     limits: Limits
 
 
@@ -42,6 +44,8 @@ class SessionUpdated(_Event):
     turn: str
     instructions: str
     max_tokens: int
+    voice: bool
+    voice_sample_rate: int | None
 
 
 class Tick(_Event):
@@ -93,10 +97,44 @@ class ResponseDone(_Event):
     tokens: int
 
 
+class ResponseAudio(_Event):
+    """At most a second of the answer's sound: the next message is binary, PCM s16le mono."""
+
+    type: Literal["response.audio"] = "response.audio"
+    response_id: str
+    text: str  # the words spoken in it
+    duration_ms: int
+    num_bytes: int
+
+
+class ResponseAudioDone(_Event):
+    """All of the answer's sound was sent."""
+
+    type: Literal["response.audio.done"] = "response.audio.done"
+    response_id: str
+    duration_ms: int
+
+
+class ResponseFlush(_Event):
+    """The answer was interrupted: drop all of its sound that was not played yet."""
+
+    type: Literal["response.flush"] = "response.flush"
+    response_id: str
+
+
+class ResponseHeard(_Event):
+    """What the conversation keeps of an interrupted spoken answer; comes when the next turn is taken in."""
+
+    type: Literal["response.heard"] = "response.heard"
+    response_id: str
+    text: str
+    played_ms: int
+
+
 class Warning(_Event):
     """Nothing is lost but what the message says; the session goes on.
 
-    Codes: input_rate, audio_dropped, session_expiring, draining.
+    Codes: input_rate, audio_dropped, voice_failed, session_expiring, draining.
     """
 
     type: Literal["warning"] = "warning"
@@ -128,6 +166,10 @@ ServerEvent = Annotated[
     | ResponseCreated
     | ResponseTextDelta
     | ResponseDone
+    | ResponseAudio
+    | ResponseAudioDone
+    | ResponseFlush
+    | ResponseHeard
     | Warning
     | Error
     | Pong,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from engine.errors import SessionError
-from engine.events import ServerEvent
-from engine.types import Work
+from engine.events import ResponseAudio, ServerEvent
+from engine.types import Utterance, Work
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +31,31 @@ class EndGeneration:
 
 
 @dataclass(frozen=True, slots=True)
+class Speak:
+    """Give this to the voice."""
+
+    utterance: Utterance
+
+
+@dataclass(frozen=True, slots=True)
+class Hush:
+    """Forget the clause that waits for the voice."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sound:
+    """For the client: an event, and right behind it one binary message."""
+
+    event: ResponseAudio
+    pcm: bytes  # s16le mono at `VOICE_RATE`
+
+
+@dataclass(frozen=True, slots=True)
 class Close:
     """End the session: tell the client why, close the socket, free everything."""
 
     error: SessionError
 
 
-Output = ServerEvent | Submit | Cancel | EndGeneration | Close
+ToClient = ServerEvent | Sound | Close
+Output = ToClient | Submit | Cancel | EndGeneration | Speak | Hush

@@ -23,6 +23,10 @@ def instructions_too_long(num_tokens: int, limit: int) -> Error:
     return Error(code="instructions_too_long", status=400, message=message)
 
 
+def no_voice() -> Error:
+    return Error(code="no_voice", status=409, message="This server has no voice: answers come as text only.")
+
+
 def turn_mode_refused(family: Family, mode: TurnMode) -> Error:
     """For a turn mode that the family does not offer."""
     reason = family.info.refused_modes.get(mode, f"{family.info.name} does not offer it")

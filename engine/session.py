@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from engine.answer import Answer
+from engine.answering import Answering
 from engine.audio.queue import AudioQueue
 from engine.audio.rate import RateMeter
 from engine.audio.resample import PcmDecoder
@@ -26,27 +26,34 @@ from engine.events import (
     SessionUpdated,
     SpeechStarted,
     SpeechStopped,
-    Tick,
 )
 from engine.models.family import Family
 from engine.notices import Notices
 from engine.outputs import Cancel, Close, EndGeneration, Output, Submit
-from engine.refusals import input_empty, instructions_too_long, turn_mode_refused, wrong_turn_mode
+from engine.refusals import (
+    input_empty,
+    instructions_too_long,
+    no_voice,
+    turn_mode_refused,
+    wrong_turn_mode,
+)
 from engine.tally import Tally
+from engine.ticks import Ticks
 from engine.turn_taking import SpeechAudio, SpeechBegan, SpeechEnded, SpeechGate
-from engine.types import SAMPLE_RATE, Finish, Hearing, Intake, Pcm, Result, TurnMode, Work
+from engine.types import SAMPLE_RATE, Finish, Hearing, Intake, Pcm, Result, TurnMode, Utterance, Work
 
 HELD_LIMIT_S = 30.0  # manual mode: audio kept while an answer runs, since it is not heard before the commit
 EXPIRY_WARNING = 0.9  # of the session's tokens
 MIN_ANSWER_TOKENS = 16  # with less room than this a session is over: its answer would end in its first words
 
 
-@dataclass(slots=True)
-class _RunningTick:
-    due: float
-    audio_samples: int
-    num_tokens: int = 0
-    lateness_s: float | None = None  # set when the work that was due is complete
+@dataclass(frozen=True, slots=True)
+class _Update:
+    """What the client asked for, until nothing runs."""
+
+    mode: TurnMode
+    instructions: str
+    is_aloud: bool
 
 
 class Session:
@@ -68,16 +75,13 @@ class Session:
         self.gate = SpeechGate(config.speech)
         self._queue = AudioQueue()
         self._ear = family.new_ear()
-        self._tick: _RunningTick | None = None
-        self._tick_seq = 0
+        self._ticks = Ticks()
         self._work: Work | None = None  # in the engine
         self._work_tokens: list[int] = []
-        self._answer: Answer | None = None
-        self._num_answers = 0
+        self._answering = Answering(session_id, family, config.is_aloud and config.voice_rate is not None)
         self._audio_due: float | None = None  # since when waiting audio should have been running
         self._is_answer_due = False
-        self._update: tuple[TurnMode, str] | None = None  # waits for the end of the turn
-        self._worst_s: float | None = None  # lateness since the last `take_sample`
+        self._update: _Update | None = None  # waits for the end of the turn
         self._opened_at = now
         self._last_audio_at = now
         self._is_over = False
@@ -107,6 +111,8 @@ class Session:
             turn=self._mode,
             instructions=self.config.instructions,
             max_tokens=self._max_tokens,
+            voice=self._answering.mouth.is_on,
+            voice_sample_rate=self.config.voice_rate,
             limits=limits,
         )
         return [created, *self._submit(self._conversation.open())]
@@ -122,34 +128,50 @@ class Session:
         audio = self._decoder.push_raw(data)
         self.tally.audio_samples += len(audio)
         if self._mode is TurnMode.SERVER_VAD:
-            num_dropped = self.gate.append(audio, self._backlog_limit)
+            num_dropped = self.gate.append(audio, self._backlog_limit(now))
         else:
-            num_dropped = self._queue.append(audio, self._backlog_limit)
+            num_dropped = self._queue.append(audio, self._backlog_limit(now))
         return outputs + self._dropped(num_dropped, now) if num_dropped else outputs
 
     def on_commit(self, now: float) -> list[Output]:
         """The client says that its turn is over; an answer that still runs is interrupted."""
         if self._mode is not TurnMode.MANUAL:
             return [wrong_turn_mode(self._mode)]
-        num_dropped = self._queue.append(self._decoder.flush(), self._backlog_limit)
+        num_dropped = self._queue.append(self._decoder.flush(), self._backlog_limit(now))
         self._queue.end_turn(now)
-        return self._dropped(num_dropped, now) + self._cut_answer("interrupted")
+        return self._dropped(num_dropped, now) + self._interrupt("interrupted", now)
 
-    def on_cancel(self) -> list[Output]:
-        return self._cut_answer("cancelled")
+    def on_cancel(self, now: float) -> list[Output]:
+        return self._interrupt("cancelled", now)
+
+    def on_played(self, response_id: str, played_ms: int, now: float) -> list[Output]:
+        """How much of an answer's sound the client has played."""
+        return self._answering.mouth.on_played(response_id, played_ms, now)
 
     def on_update(
-        self, mode: TurnMode | None, instructions: str | None, max_tokens: int | None
+        self,
+        mode: TurnMode | None = None,
+        instructions: str | None = None,
+        max_tokens: int | None = None,
+        is_aloud: bool | None = None,
     ) -> list[Output]:
-        """Takes effect at once where nothing runs, else when the turn is over."""
+        """Takes effect at once where nothing runs, else when the turn is over; voice from the next answer."""
         if mode is not None and mode not in self._family.info.turn_modes:
             return [turn_mode_refused(self._family, mode)]
         if instructions is not None and (refusal := self._too_long(instructions)) is not None:
             return [refusal]
+        if is_aloud and self.config.voice_rate is None:
+            return [no_voice()]
         if max_tokens is not None:
             self._max_tokens = min(max_tokens, self.config.max_tokens_ceiling)
-        old_mode, old_instructions = self._update or (self._mode, self._conversation.instructions)
-        self._update = (mode or old_mode, old_instructions if instructions is None else instructions)
+        old = self._update or _Update(
+            self._mode, self._conversation.instructions, self._answering.mouth.is_on
+        )
+        self._update = _Update(
+            mode or old.mode,
+            old.instructions if instructions is None else instructions,
+            old.is_aloud if is_aloud is None else is_aloud,
+        )
         return self._apply_update()
 
     def on_time(self, now: float) -> list[Output]:
@@ -158,26 +180,31 @@ class Session:
             return self._over(f"No audio for {self.config.idle_limit_s:g} s: open a new session to talk.")
         if self.config.max_age_s is not None and now - self._opened_at > self.config.max_age_s:
             return self._over(f"The session's {self.config.max_age_s:g} s are over: open a new one.")
-        return []
+        return self._answering.mouth.on_time(now)
 
-    # from the voice activity detector
+    # from the voice activity detector, and the voice
 
     def on_speech(self, heard: Pcm, probabilities: Sequence[float], now: float) -> list[Output]:
         """The detector's verdict on audio taken from the gate."""
         outputs: list[Output] = []
         if self._mode is not TurnMode.SERVER_VAD:
             return outputs  # the mode changed while the detector worked
-        for item in self.gate.push(heard, probabilities):
+        for item in self.gate.push(heard, probabilities, is_interrupting=self._answering.is_busy(now)):
             match item:
                 case SpeechBegan(position):
                     outputs.append(SpeechStarted(audio_ms=_ms(position)))
-                    outputs += self._cut_answer("interrupted")
+                    outputs += self._interrupt("interrupted", now)
                 case SpeechAudio(audio):
-                    outputs += self._dropped(self._queue.append(audio, self._backlog_limit), now)
+                    outputs += self._dropped(self._queue.append(audio, self._backlog_limit(now)), now)
                 case SpeechEnded(position):
                     outputs.append(SpeechStopped(audio_ms=_ms(position)))
                     self._queue.end_turn(now)
         return outputs
+
+    def on_spoken(self, utterance: Utterance, pcm: bytes | None, now: float) -> list[Output]:
+        """The sound of a clause, PCM s16le; None where the voice failed."""
+        self.tally.sound_samples += len(pcm or b"") // 2
+        return self._answering.mouth.on_spoken(utterance, pcm, now)
 
     # from the scheduler
 
@@ -196,48 +223,59 @@ class Session:
 
     def come_due(self, due: float) -> None:
         """The session's slot: what waits is due from `due` on. A tick that still runs then is a miss."""
-        if self._tick is not None:
+        if self._ticks.is_running:
             self.num_misses += self._queue.has_audio
         elif self._is_answer_cut_short:
             self._is_answer_due = True
-        elif self._queue.has_audio and self._audio_due is None and not self._is_answer_in_the_way:
+        elif self._queue.has_audio and self._audio_due is None and not self._is_held(due):
             self._audio_due = due
 
     def take_hearing(self) -> Hearing:
         """Start a tick with the audio that waits. Only when `is_due`."""
         taken = self._queue.take()
         dues = [t for t in (self._audio_due, taken.ended_at) if t is not None]
-        self._tick = _RunningTick(due=min(dues), audio_samples=len(taken.audio))
+        self._ticks.begin(min(dues), len(taken.audio))
         self._audio_due = None
         is_final = taken.ended_at is not None or self._mode is TurnMode.CONTINUOUS
         return Hearing(self.id, self._ear, taken.audio, is_final, self._mode)
 
     def on_heard(self, intake: Intake, is_final: bool, now: float) -> list[Output]:
         """The family's result for the hearing that was taken."""
-        assert self._tick is not None
         outputs: list[Output] = []
         if intake.transcript is not None:
             outputs.append(InputTranscript(text=intake.transcript))
-        tick_tokens = min(self._family.info.max_tokens_per_tick, self._max_tokens)
-        work = self._conversation.take_in(intake, is_final=is_final, max_tokens=tick_tokens)
+        kept = self._answering.kept(now)
+        work = self._conversation.take_in(
+            intake,
+            is_final=is_final,
+            max_tokens=min(self._family.info.max_tokens_per_tick, self._max_tokens),
+            num_dropped=0 if kept is None else kept.num_dropped_tokens,
+        )
         if work is None:
             if is_final and self._mode is TurnMode.MANUAL:
                 outputs.append(input_empty())
-            return outputs + self._end_tick(now) + self._apply_update()
-        if is_final and self._answer is None:
-            self._answer = self._new_answer()
-            if self._mode is not TurnMode.CONTINUOUS:
-                outputs += self._answer.announce()
+            return [*outputs, self._ticks.end(now, self.kv_tokens), *self._apply_update()]
+        if kept is not None and kept.heard is not None:
+            outputs.append(kept.heard)
+        if kept is not None or self._mode is not TurnMode.CONTINUOUS:
+            self._answering.settle()
+        if is_final and self._answering.current is None:
+            answer = self._answering.begin(self._max_tokens)
+            if self._mode is TurnMode.SERVER_VAD and self.gate.is_speaking:
+                answer.cut = "interrupted"  # the user went on meanwhile: do not talk into it
+                work = replace(work, max_tokens=1)
+            elif self._mode is not TurnMode.CONTINUOUS:
+                outputs += answer.announce()
         return outputs + self._submit(work)
 
     def go_on(self, now: float) -> list[Output]:
         """Continue an answer that the last tick cut short at its token budget, if its slot has come."""
-        if not self._is_answer_due or not self._is_answer_cut_short or self._answer is None:
+        answer = self._answering.current
+        if not self._is_answer_due or not self._is_answer_cut_short or answer is None:
             return []
         self._is_answer_due = False
-        self._tick = _RunningTick(due=now, audio_samples=0)
-        self._tick.lateness_s = 0.0  # late only where its playback runs dry, see take_sample
-        tokens = min(self._family.info.max_tokens_per_tick, self._answer.remaining_tokens)
+        self._ticks.begin_answer(now)
+        tokens = min(self._family.info.max_tokens_per_tick, answer.remaining_tokens)
         return self._submit(self._conversation.go_on(tokens))
 
     def on_result(self, result: Result, now: float) -> list[Output]:
@@ -248,26 +286,27 @@ class Session:
         self.kv_tokens = result.num_kv_tokens
         self.tally.tokens += len(result.token_ids)
         outputs: list[Output] = []
-        if result.token_ids and self._answer is not None:
-            if self._tick is not None:
-                self._tick.num_tokens += len(result.token_ids)
-                if self._answer.num_tokens == 0 and self._mode is not TurnMode.CONTINUOUS:
-                    self._tick.lateness_s = now - self._tick.due  # taken in, and being answered
+        answer = self._answering.current
+        if result.token_ids and answer is not None:
+            self._ticks.decoded(len(result.token_ids))
+            if answer.num_tokens == 0 and self._mode is not TurnMode.CONTINUOUS:
+                self._ticks.answered(now)
             self._work_tokens += result.token_ids
-            outputs += self._answer.push(result.token_ids, now)
+            outputs += self._answering.push(result.token_ids, now)
         if result.finish is None:
             return outputs
         if result.finish is Finish.REFUSED:
-            return outputs + self._end(EngineFailure(result.error or "the engine refused the session's work"))
+            error = EngineFailure(result.error or "the engine refused the session's work")
+            return outputs + self._end(error)
         tokens = tuple(self._work_tokens)
         self._conversation.settle(tokens, result.finish, result.stop_token)
         self._work, self._work_tokens = None, []
         if work.max_tokens:
             stop_token = result.stop_token
             is_pause = stop_token is not None and self._family.is_pause(self._mode, tokens, stop_token)
-            outputs += self._settle_answer(Finish.LENGTH if is_pause else result.finish)
-        if self._tick is not None:
-            outputs += self._end_tick(now)
+            outputs += self._settle_answer(Finish.LENGTH if is_pause else result.finish, now)
+        if self._ticks.is_running:
+            outputs.append(self._ticks.end(now, self.kv_tokens))
         return outputs + self._apply_update() + self._check_length(now)
 
     def take_sample(self, now: float) -> float | None:
@@ -275,44 +314,38 @@ class Session:
 
         None when no work was due: silent sessions must not hide the busy ones.
         """
-        worst, self._worst_s = self._worst_s, None
-        if self._answer is not None and self._is_answer_in_the_way:
-            worst = max(worst or 0.0, self._answer.take_lateness(now))
-        open_dues = [] if self._audio_due is None else [self._audio_due]
-        if self._tick is not None and self._tick.lateness_s is None:
-            open_dues.append(self._tick.due)
-        return max([*([] if worst is None else [worst]), *(now - due for due in open_dues)], default=None)
+        answer = self._answering.current
+        answer_s = None if answer is None or not self._is_answer_in_the_way else answer.take_lateness(now)
+        return self._ticks.take_sample(now, self._audio_due, answer_s)
 
     # inside
 
     @property
     def _can_hear(self) -> bool:
-        return self._tick is None and self._work is None and not self._is_answer_in_the_way
+        return not self._ticks.is_running and self._work is None and not self._is_answer_in_the_way
 
     @property
     def _is_answer_in_the_way(self) -> bool:
         """What is heard can only be appended behind the answer, when that is over."""
-        return self._answer is not None and self._mode is not TurnMode.CONTINUOUS
+        return self._answering.current is not None and self._mode is not TurnMode.CONTINUOUS
+
+    def _is_held(self, now: float) -> bool:
+        """Audio waits although the family could hear it.
+
+        In manual mode while an answer plays: appended behind it, it would keep the answer's unheard part in
+        the conversation, should the commit come before its end.
+        """
+        is_manual = self._mode is TurnMode.MANUAL
+        return self._is_answer_in_the_way or (is_manual and self._answering.is_busy(now))
 
     @property
     def _is_answer_cut_short(self) -> bool:
         """An answer has used up its tick's tokens and waits for more."""
         return self._is_answer_in_the_way and self._work is None
 
-    @property
-    def _backlog_limit(self) -> int:
-        is_held = self._mode is TurnMode.MANUAL and self._answer is not None
+    def _backlog_limit(self, now: float) -> int:
+        is_held = self._mode is TurnMode.MANUAL and self._answering.is_busy(now)
         return self._held_limit if is_held else self._usual_limit
-
-    def _new_answer(self) -> Answer:
-        self._num_answers += 1
-        info = self._family.info
-        return Answer(
-            f"{self.id}-{self._num_answers}",
-            self._family.detokenizer(),
-            self._max_tokens,
-            info.playback_tokens_per_s,
-        )
 
     def _submit(self, work: Work) -> list[Output]:
         limit = self.config.max_session_tokens
@@ -327,63 +360,57 @@ class Session:
         self._work = work
         return [Submit(work)]
 
-    def _settle_answer(self, finish: Finish) -> list[Output]:
-        answer = self._answer
+    def _settle_answer(self, finish: Finish, now: float) -> list[Output]:
+        answer = self._answering.current
         if answer is None:
             return []
         if finish is Finish.STOP:
-            return self._finish_answer("stop")
-        if answer.remaining_tokens <= 0:
-            return self._finish_answer("length")
-        return self._finish_answer("cancelled") if answer.cut else []  # else it goes on in the next tick
+            return self._finish_answer("stop", now)
+        if answer.cut or answer.remaining_tokens <= 0:
+            return self._finish_answer(answer.cut or "length", now)
+        return []  # it goes on in the next tick
 
-    def _finish_answer(self, reason: ResponseReason) -> list[Output]:
-        answer, self._answer = self._answer, None
+    def _finish_answer(self, reason: ResponseReason, now: float) -> list[Output]:
         self._is_answer_due = False
-        if answer is None:
-            return []
-        self._conversation.close_answer()
-        return [*answer.finish(reason)]
+        if self._answering.current is not None:
+            self._conversation.close_answer()
+        return self._answering.finish(reason, now)
 
-    def _cut_answer(self, reason: ResponseReason) -> list[Output]:
-        if self._answer is None or self._answer.cut is not None:
-            return []
-        self._answer.cut = reason
+    def _interrupt(self, reason: ResponseReason, now: float) -> list[Output]:
+        """Stop what is being written and what is being played."""
+        answer = self._answering.current
+        was_cut = answer is None or answer.cut is not None
+        outputs = self._answering.cut(reason, now)
+        self.tally.interruptions += bool(outputs) or not was_cut
+        if was_cut:
+            return outputs
         if self._work is not None:
-            return [Cancel(self._work.generation)]  # its last result finishes the answer
-        if self._tick is not None:
-            return []  # continuous: what is being heard will finish it
-        return self._finish_answer(reason) + self._apply_update()
-
-    def _end_tick(self, now: float) -> list[Output]:
-        tick, self._tick = self._tick, None
-        assert tick is not None
-        if tick.lateness_s is None:
-            tick.lateness_s = now - tick.due
-        self._tick_seq += 1
-        self._worst_s = max(self._worst_s or 0.0, tick.lateness_s)
-        return [
-            Tick(
-                seq=self._tick_seq,
-                audio_ms=_ms(tick.audio_samples),
-                lateness_ms=round(1000 * tick.lateness_s, 1),
-                tokens=tick.num_tokens,
-                kv_tokens=self.kv_tokens,
-            )
-        ]
+            return [*outputs, Cancel(self._work.generation)]  # its last result finishes the answer
+        if self._ticks.is_running:
+            return outputs  # continuous: what is being heard will finish it
+        return outputs + self._finish_answer(reason, now) + self._apply_update()
 
     def _apply_update(self) -> list[Output]:
-        is_busy = self._work is not None or self._tick is not None or self._answer is not None
-        if self._update is None or is_busy or self._conversation.is_turn_open:
+        is_writing = self._work is not None or self._answering.current is not None
+        update = self._update
+        if update is None or is_writing or self._ticks.is_running or self._conversation.is_turn_open:
             return []
-        (mode, instructions), self._update = self._update, None
+        self._update = None
+        mode, instructions = update.mode, update.instructions
+        self._answering.mouth.is_on = update.is_aloud
         if mode is not self._mode:
             self._mode = self._conversation.mode = mode
             self._queue.clear()
             self.gate.reset()
             self._audio_due = None
         outputs: list[Output] = [
-            SessionUpdated(turn=mode, instructions=instructions, max_tokens=self._max_tokens)
+            SessionUpdated(
+                turn=mode,
+                instructions=instructions,
+                max_tokens=self._max_tokens,
+                voice=update.is_aloud,
+                voice_sample_rate=self.config.voice_rate,
+            )
         ]
         old_generation = self._conversation.generation
         if instructions != self._conversation.instructions and self._conversation.instruct(instructions):
@@ -410,7 +437,7 @@ class Session:
             return []
         self.tally.dropped_samples += num_samples
         dropped_ms = _ms(self.tally.dropped_samples)
-        return [*self._notices.audio_dropped(dropped_ms, self._backlog_limit / SAMPLE_RATE, now)]
+        return [*self._notices.audio_dropped(dropped_ms, self._backlog_limit(now) / SAMPLE_RATE, now)]
 
     def _over(self, message: str) -> list[Output]:
         return self._end(SessionOver(message))
@@ -421,7 +448,7 @@ class Session:
         self._is_over = True
         self._work = None
         reason: ResponseReason = "length" if isinstance(error, SessionOver) else "failed"
-        return [*self._finish_answer(reason), Close(error)]
+        return [*self._answering.end(reason), Close(error)]
 
 
 def _ms(num_samples: int) -> int:

@@ -11,6 +11,8 @@ class Tally:
     dropped_samples: int = 0  # of these, given up because too much waited
     rate_mismatches: int = 0  # windows of audio that contradicted the declared rate
     tokens: int = 0  # decoded
+    sound_samples: int = 0  # of spoken answers, at the voice's rate
+    interruptions: int = 0  # answers stopped while they were written or played
 
     def __add__(self, other: Tally) -> Tally:
         return Tally(*(mine + theirs for mine, theirs in zip(astuple(self), astuple(other), strict=True)))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from engine.audio.endpoint import Edge, Endpointer, EndpointerConfig
+from engine.audio.endpoint import MAX_DIP, Edge, Endpointer, EndpointerConfig
 from engine.audio.queue import AudioQueue
 from engine.audio.resample import RawPcm
 from engine.audio.speech import WINDOW_SAMPLES, VadState
@@ -38,8 +38,7 @@ class SpeechGate:
     def __init__(self, config: EndpointerConfig) -> None:
         self._config = config
         self._unheard = AudioQueue()
-        kept_ms = config.pre_roll_ms + config.min_speech_ms
-        self._kept_samples = kept_ms * SAMPLE_RATE // 1000 + 2 * WINDOW_SAMPLES
+        self._kept_samples = config.max_start_ms * SAMPLE_RATE // 1000 + (2 + MAX_DIP) * WINDOW_SAMPLES
         self.reset()
 
     def reset(self) -> None:
@@ -67,14 +66,22 @@ class SpeechGate:
         """What the detector has not seen, when that is at least a window."""
         return self._unheard.take().audio if self._unheard.num_samples >= WINDOW_SAMPLES else None
 
+    @property
+    def is_speaking(self) -> bool:
+        """The user is in the middle of a turn."""
+        return self._endpointer.is_speaking
+
     def push(
-        self, audio: Pcm, probabilities: Sequence[float]
+        self, audio: Pcm, probabilities: Sequence[float], *, is_interrupting: bool = False
     ) -> list[SpeechBegan | SpeechAudio | SpeechEnded]:
-        """The detector's verdict on `audio`: a probability for each window that it completed."""
+        """The detector's verdict on `audio`: a probability for each window that it completed.
+
+        `is_interrupting`: an answer is being written or played, so that only longer speech counts.
+        """
         items: list[SpeechBegan | SpeechAudio | SpeechEnded] = []
         self._recent = np.concatenate([self._recent, audio])
         self._position += len(audio)
-        for endpoint in self._endpointer.push(probabilities):
+        for endpoint in self._endpointer.push(probabilities, is_interrupting):
             if endpoint.edge is Edge.STARTED:
                 self._passed = max(endpoint.position, self._position - len(self._recent))
                 items.append(SpeechBegan(endpoint.position))

@@ -48,7 +48,6 @@ class Hearing:
     ear: Any  # the family's state for this session (`Family.new_ear`); touched by `Family.hear` only
     audio: Pcm  # new samples since the last hearing; may be empty when `is_final`
     is_final: bool  # the user's turn ends with this audio
-    goes_on: bool = False  # continuous mode: the talk goes on in the next turn, so a short rest may wait for it
     mode: TurnMode = TurnMode.SERVER_VAD  # continuous: every hearing is final, and the audio goes on
 
 

@@ -141,7 +141,7 @@ def test_cancel_stops_within_a_step_and_the_session_goes_on():
         stage.step()
     before = stage.text()
     assert before and len(before) < len("echo: heard 1000 ms")
-    stage.do(session, session.on_cancel())
+    stage.do(session, session.on_cancel(stage.now))
     stage.step()
     (done,) = stage.events("a", ResponseDone)
     assert done.reason == "cancelled"
@@ -158,7 +158,7 @@ def test_cancel_between_two_ticks_of_an_answer():
     ask(stage, session)
     for _ in range(3):
         stage.step()  # the tick's tokens are used up, the next slot has not come
-    stage.do(session, session.on_cancel())
+    stage.do(session, session.on_cancel(stage.now))
     assert stage.events("a", ResponseDone)[0].reason == "cancelled"
     assert not stage.core.has_work
 
@@ -166,7 +166,7 @@ def test_cancel_between_two_ticks_of_an_answer():
 def test_cancel_without_an_answer_changes_nothing():
     stage = Stage()
     session = stage.open()
-    assert session.on_cancel() == []
+    assert session.on_cancel(stage.now) == []
 
 
 def test_a_commit_interrupts_the_running_answer():
@@ -227,7 +227,7 @@ def test_new_speech_interrupts_the_answer():
     speak(stage, session, 30, 0.9)
     speak(stage, session, 25, 0.01)  # the answer has begun, a few tokens a tick
     assert stage.events("a", ResponseCreated) and not stage.events("a", ResponseDone)
-    speak(stage, session, 8, 0.9)
+    speak(stage, session, 12, 0.9)
     assert stage.events("a", ResponseDone)[0].reason == "interrupted"
 
 
@@ -415,7 +415,7 @@ def test_nothing_is_late_where_nothing_is_slow(mode: TurnMode):
             case TurnMode.MANUAL, dice if dice < 0.2:
                 stage.do(session, session.on_commit(stage.now))
             case _, dice if dice < 0.3:
-                stage.do(session, session.on_cancel())
+                stage.do(session, session.on_cancel(stage.now))
             case _:
                 stage.do(session, session.on_audio(pcm(rng.uniform(0.0, 0.5)), stage.now))
         stage.advance(rng.uniform(0.0, 0.4))

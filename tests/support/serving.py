@@ -25,6 +25,7 @@ from engine.models import load_vad_file
 from engine.models.family import Family
 from engine.models.null import NullFamily
 from engine.null import NullEngine
+from engine.voice.voice import Voice
 
 TIMEOUT_S = 60.0  # of a test's waits: generous, because the machine is noisy
 
@@ -35,6 +36,7 @@ class Client:
 
     socket: ClientConnection
     events: list[dict[str, Any]] = field(default_factory=list)
+    sound: bytes = b""  # of all answers
 
     async def say(self, **message: Any) -> None:
         await self.socket.send(json.dumps(message))
@@ -45,6 +47,10 @@ class Client:
     async def next(self) -> dict[str, Any]:
         async with asyncio.timeout(TIMEOUT_S):
             event = json.loads(await self.socket.recv())
+            if event["type"] == "response.audio":
+                pcm = await self.socket.recv()
+                assert isinstance(pcm, bytes) and len(pcm) == event["num_bytes"]
+                self.sound += pcm
         self.events.append(event)
         return event
 
@@ -114,6 +120,7 @@ async def serving(
     make_engine: Callable[[], Engine] = NullEngine,
     rehearsal: Callable[[Conductor, SessionConfig], Any] = no_rehearsal,
     wait: bool = True,
+    voice: Voice | None = None,
     **options: Any,
 ) -> AsyncIterator[Serving]:
     """Options by their path with a double underscore: `session__max_message_bytes=1024`."""
@@ -122,7 +129,7 @@ async def serving(
     )
     detector = SpeechDetector(load_vad_file(settings.cache_dir))
     app = make_app(
-        lambda: build(settings, family or NullFamily(), make_engine, detector),
+        lambda: build(settings, family or NullFamily(), make_engine, detector, voice),
         on_failure=lambda: setattr(server, "should_exit", True),
         rehearsal=rehearsal,
     )

@@ -13,10 +13,12 @@ from engine.engine import EngineLimits
 from engine.events import ResponseTextDelta, ServerEvent
 from engine.models.null import NullFamily
 from engine.null import NullCore
-from engine.outputs import Cancel, Close, EndGeneration, Output, Submit
+from engine.outputs import Cancel, Close, EndGeneration, Hush, Output, Sound, Speak, Submit
 from engine.scheduler import TickSample, TickScheduler
 from engine.session import Session
-from engine.types import SAMPLE_RATE, Hearing, TurnMode
+from engine.types import SAMPLE_RATE, Hearing, TurnMode, Utterance, Work
+from engine.voice.voice import Voice
+from tests.support.voices import ToneVoice
 
 LIMITS = EngineLimits(
     max_sessions=8,
@@ -46,7 +48,11 @@ class Stage:
         self.scheduler = TickScheduler(self.family.info.budget_s, num_slots, max_batch=8)
         self.now = 1000.0
         self.samples: list[TickSample] = []
-        self.said: dict[str, list[ServerEvent | Close]] = {}
+        self.said: dict[str, list[ServerEvent | Sound | Close]] = {}
+        self.works: list[Work] = []  # all that the engine was given
+        self.voice: Voice = ToneVoice()
+        self.utterances: list[tuple[Session, Utterance]] = []  # with the voice
+        self.can_speak = True  # False: the voice is stuck
         self.can_hear = True  # False: hearings stay in flight
         self.can_step = True  # False: the engine is stuck
         self.hearings: list[Hearing] = []
@@ -62,7 +68,12 @@ class Stage:
         for output in outputs:
             match output:
                 case Submit(work):
+                    self.works.append(work)
                     self.core.submit(work)
+                case Speak(utterance):
+                    self.utterances.append((session, utterance))
+                case Hush():
+                    self.utterances = [item for item in self.utterances if item[0] is not session]
                 case Cancel(generation):
                     self.core.cancel(session.id, generation)
                 case EndGeneration(generation):
@@ -86,6 +97,10 @@ class Stage:
             for result in self.core.step():
                 if (session := self.scheduler.get(result.session_id)) is not None:
                     self.do(session, session.on_result(result, self.now))
+        while self.can_speak and self.utterances:
+            session, utterance = self.utterances.pop(0)
+            pcm = self.voice.speak(utterance.text).astype("<i2").tobytes()
+            self.do(session, session.on_spoken(utterance, pcm, self.now))
 
     def advance(self, seconds: float, step_s: float = 0.05) -> None:
         end = self.now + seconds
@@ -96,6 +111,8 @@ class Stage:
             for session, outputs in step.outputs:
                 self.do(session, outputs)
             self.step()
+            for session in self.scheduler:
+                self.do(session, session.on_time(self.now))
 
     def events(self, name: str, kind: type) -> list[Any]:
         return [event for event in self.said[name] if isinstance(event, kind)]
