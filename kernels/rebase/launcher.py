@@ -1,4 +1,4 @@
-"""The checked launcher of the key rotation: caches are described once, moves planned on the host each time."""
+"""The checked launcher of the key rotation: caches are described once, each set of moves is planned."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ class Config:
 
 @dataclass(frozen=True, eq=False)
 class KeyCaches:
-    """The keys of layers that are alike in everything but their address. Hold it as long as the caches live."""
+    """The keys of layers that are alike in everything but their address. It keeps the caches alive."""
 
     layers: tuple[torch.Tensor, ...]  # each [num_blocks, block_size, num_kv_heads, head_size]
     offsets: torch.Tensor  # int64 [num_layers] on the device: from the first layer, in units of ALIGNMENT
 
     @classmethod
     def of(cls, layers: Sequence[torch.Tensor]) -> KeyCaches:
-        """Raises ValueError where the layers differ in shape, strides, dtype or device, or are not aligned."""
+        """Raises ValueError where layers differ in shape, strides, dtype or device, or are not aligned."""
         if not layers:
             raise ValueError("no layers")
         first = layers[0]

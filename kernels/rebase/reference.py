@@ -1,7 +1,7 @@
 """Moving cached keys to earlier positions, in plain torch: what the kernel must compute.
 
-A rotary key at position p is R(p) k: each pair of its dimensions is turned by p times the pair's frequency. A
-rotation is linear, so R(-d) R(p) k = R(p - d) k, whatever constant factor (YaRN's) or scale (fp8's) k carries.
+A rotary key at position p is R(p) k: each pair of its dimensions is turned by p times the pair's frequency.
+Turns add up, so R(-d) R(p) k = R(p - d) k, whatever constant factor (YaRN's) or scale (fp8's) k carries.
 """
 
 from __future__ import annotations
@@ -19,9 +19,7 @@ FP8_MAX = 448.0  # a conversion beyond it would give NaN
 class Rotation:
     """How a model turns its keys. Linear and YaRN scaling are other frequencies, nothing else."""
 
-    frequencies: (
-        torch.Tensor
-    )  # float64 [rotary_dim / 2] on the CPU, radians per token: the inverse frequencies
+    frequencies: torch.Tensor  # float64 [rotary_dim / 2] on the CPU, radians per token ("inv_freq")
     is_neox: bool  # pairs are (i, i + rotary_dim / 2); otherwise GPT-J's, (2 i, 2 i + 1)
 
     @property
@@ -31,9 +29,9 @@ class Rotation:
 
 
 def turn_table(distances: np.ndarray, rotation: Rotation) -> np.ndarray:
-    """Cosines, then sines, of every pair's turn over the distances (integers [n], tokens): float32 [n, rotary_dim].
+    """Cosines, then sines, of every pair's turn over distances [n] in tokens: float32 [n, rotary_dim].
 
-    The angle is a float64 product and float64 cosines reduce it: at 1,000,000 tokens it is off by 1e-10, where
+    The angle is a float64 product, reduced by float64 cosines: at 1,000,000 tokens it is off by 1e-10, where
     a float32 product would be off by 0.03 radians.
     """
     angles = distances.astype(np.float64)[:, None] * rotation.frequencies.numpy()
