@@ -20,10 +20,11 @@ ARCHITECTURES = {
     "Qwen2_5OmniModel": "qwen_omni:Qwen25Omni",
     "Qwen2_5OmniForConditionalGeneration": "qwen_omni:Qwen25Omni",
     "Qwen3OmniMoeForConditionalGeneration": "qwen_omni:Qwen3Omni",
+    "MiniCPMO": "minicpmo:minicpmo",
 }
 """`architectures` of a config.json -> module and class of its family, which takes (directory, device=...)."""
 
-EXAMPLES = ("Qwen/Qwen2.5-Omni-7B", "Qwen/Qwen2.5-Omni-3B", "Qwen/Qwen3-Omni-30B-A3B-Instruct")
+EXAMPLES = ("Qwen/Qwen2.5-Omni-7B", "Qwen/Qwen3-Omni-30B-A3B-Instruct", "openbmb/MiniCPM-o-4_5")
 
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 _WANTED = ("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja", "*.py")

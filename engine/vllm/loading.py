@@ -52,6 +52,11 @@ def _register_models(model_dir: Path) -> None:
     if not path.is_file():
         raise EngineError(f"no model in {model_dir}: config.json is missing")
     for architecture in json.loads(path.read_text()).get("architectures") or ():
+        if architecture == "MiniCPMO":  # vLLM's own needs the checkpoint's code
+            from engine.vllm import minicpmo
+
+            minicpmo.register()
+            continue
         registered = ModelRegistry.models.get(architecture)
         if registered is not None:
             ModelRegistry.register_model(architecture, registered.load_model_cls())

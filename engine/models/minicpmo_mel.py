@@ -1,0 +1,130 @@
+"""MiniCPM-o 4.5's log-mel, second by second: its published streaming processor, without its memory of 30 s.
+
+`StreamingMelProcessorExact` (openbmb/MiniCPM-o-4_5, processing_minicpmo.py) keeps up to 30 s of audio and
+computes all of its spectrogram anew for each second. Its values follow from the newest second, a little
+context, and one number of each earlier second, its loudest frame. That is what is kept here.
+
+- A unit is 100 frames of 10 ms, with 2 frames of margin on either side that only the encoder's convolutions
+  see. The right margin needs 30 ms of audio behind the unit, so the first unit waits for 1,030 ms.
+- While a stream has less than 5 s, values are cut at 1e-10 only; after that, as Whisper's, at 8 below the
+  maximum (log10) of the window. The window slides: when it holds 30 s, its first 10 s go.
+- The last frame of the window is mirrored audio; it is part of the maximum, and never of a unit.
+
+Importing this module imports torch.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from engine.models.log_mel import HOP, N_FFT, mel_filters
+from engine.types import SAMPLE_RATE, Pcm
+
+NUM_BINS = 80
+MARGIN = 2  # frames
+UNIT = 100  # frames
+NUM_FRAMES = UNIT + 2 * MARGIN  # of an item
+FIRST_SAMPLES = SAMPLE_RATE + 3 * HOP  # that the first unit takes; each later one takes a second
+CONTEXT = N_FFT // 2 + MARGIN * HOP + 3 * HOP  # samples before its new ones that a unit sees
+_SPAN = CONTEXT + SAMPLE_RATE  # samples of a unit
+_MIRRORED = HOP * NUM_FRAMES + N_FFT - _SPAN  # samples behind them that the window's last frame sees
+_FIXED_FLOOR_UNITS = 4  # shorter streams than 5 s
+_SLIDE_AT, _SLIDE_BY = 29, 10  # seconds: the unit at which the window first holds 30 s
+
+
+@dataclass(slots=True)
+class MelStream:
+    """One session's stream between two units; 4 kB."""
+
+    context: Pcm = field(default_factory=lambda: np.zeros(0, np.float32))  # CONTEXT samples; none at first
+    num_units: int = 0
+    peaks: deque[float] = field(default_factory=lambda: deque(maxlen=_SLIDE_AT + 1))  # of each unit's frames
+
+    def window_units(self) -> int:
+        """Earlier units that the window still holds when the next unit comes."""
+        slides = max(0, (self.num_units - (_SLIDE_AT - _SLIDE_BY)) // _SLIDE_BY)
+        return self.num_units - _SLIDE_BY * slides
+
+    def forget_old(self) -> None:
+        """Unit numbers do not grow for ever: all that counts is where the window slides next."""
+        if self.num_units >= _SLIDE_AT + _SLIDE_BY:
+            self.num_units -= _SLIDE_BY
+
+
+class StreamingLogMel:
+    """Batched over units of many streams. For one thread; on CUDA it has a stream of its own."""
+
+    def __init__(self, device: str = "cpu") -> None:
+        self._device = torch.device(device)
+        self._window = torch.hann_window(N_FFT, device=self._device)
+        self._filters = torch.from_numpy(mel_filters(NUM_BINS)).float().to(self._device)
+        self._stream = torch.cuda.Stream(self._device) if self._device.type == "cuda" else None
+
+    @torch.no_grad()
+    def __call__(self, units: Sequence[tuple[MelStream, Pcm]]) -> list[tuple[torch.Tensor, bool]]:
+        """For each unit its frames, float32 [NUM_BINS, NUM_FRAMES] on the CPU, and whether a stream begins.
+
+        A stream's first unit is FIRST_SAMPLES long and its left margin is zero; each later one is a second.
+        A stream's units come in their order.
+        """
+        if not units:
+            return []
+        audio, are_first = self._spans(units)
+        if self._stream is None:
+            return self._compute(units, audio, are_first)
+        with torch.cuda.stream(self._stream):
+            return self._compute(units, audio, are_first)
+
+    def _spans(
+        self, units: Sequence[tuple[MelStream, Pcm]]
+    ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.bool_]]:
+        """[units, samples] with what the outer frames see; which of them begin a stream."""
+        audio = np.zeros((len(units), _SPAN + _MIRRORED), np.float32)
+        are_first = np.zeros(len(units), np.bool_)
+        for i, (row, (stream, samples)) in enumerate(zip(audio, units, strict=True)):
+            are_first[i] = not len(stream.context)
+            row[_SPAN - len(samples) : _SPAN] = samples
+            if are_first[i]:
+                edge = N_FFT // 2
+                start = _SPAN - len(samples)
+                row[start - edge : start] = samples[edge:0:-1]
+            else:
+                row[:CONTEXT] = stream.context
+            row[_SPAN:] = row[_SPAN - 2 : _SPAN - 2 - _MIRRORED : -1]
+            stream.context = row[_SPAN - CONTEXT : _SPAN].copy()
+        return audio, are_first
+
+    def _compute(
+        self,
+        units: Sequence[tuple[MelStream, Pcm]],
+        audio: npt.NDArray[np.float32],
+        are_first: npt.NDArray[np.bool_],
+    ) -> list[tuple[torch.Tensor, bool]]:
+        frames = torch.from_numpy(audio).to(self._device).unfold(1, N_FFT, HOP) * self._window
+        spectrum = torch.fft.rfft(frames)
+        power = spectrum.real.square() + spectrum.imag.square()
+        mel = torch.matmul(self._filters, power.transpose(1, 2)).clamp_(min=1e-10).log10_()
+        peaks = mel.amax(dim=1).cpu().numpy()  # [units, NUM_FRAMES + 1]
+        floors = [self._floor(stream, peaks[i], bool(are_first[i])) for i, (stream, _) in enumerate(units)]
+        floor = torch.tensor(floors, dtype=torch.float32, device=self._device)[:, None, None]
+        mel = torch.maximum(mel[..., :NUM_FRAMES], floor).add_(4.0).div_(4.0).cpu()
+        for i in np.flatnonzero(are_first):
+            mel[i, :, :MARGIN] = 0.0
+        return list(zip(mel.unbind(0), are_first.tolist(), strict=True))
+
+    def _floor(self, stream: MelStream, peaks: npt.NDArray[np.float32], is_first: bool) -> float:
+        """The least value of this unit; notes the loudest frame among those that no later unit computes."""
+        own = peaks[MARGIN:] if is_first else peaks
+        earlier = list(stream.peaks)[-stream.window_units() :] if stream.window_units() else []
+        peak = max([float(own.max()), *earlier])
+        is_short = stream.num_units < _FIXED_FLOOR_UNITS
+        stream.peaks.append(float((peaks[MARGIN:UNIT] if is_first else peaks[:UNIT]).max()))
+        stream.num_units += 1
+        stream.forget_old()
+        return -10.0 if is_short else peak - 8.0
