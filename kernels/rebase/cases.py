@@ -88,10 +88,10 @@ def build(case: Case, seed: int = 0, device: str = "cpu") -> Batch:
     keys = [layer if case.layout == "NHD" else layer.transpose(1, 2) for layer in buffer]
     keys = [layer[..., : case.head_size] for layer in keys]
     for layer in keys:
-        for block in block_ids:
-            data = torch.randn(layer.shape[1:], generator=rng, device=device)
-            data *= torch.where(torch.rand(data.shape, generator=rng, device=device) < 0.01, 400.0, 1.0)
-            layer[block] = rounded(data, case.dtype)
+        data = torch.randn((num_moved, *layer.shape[1:]), generator=rng, device=device)
+        data *= torch.where(torch.rand(data.shape, generator=rng, device=device) < 0.01, 400.0, 1.0)
+        # As bytes, because indexing fp8 is not implemented everywhere.
+        layer.view(torch.uint8)[block_ids] = rounded(data, case.dtype).view(torch.uint8)
         layer[block_ids[-1], case.block_size // 2 :] = float("nan")
     distances = [distance for count, distance in case.moves for _ in range(count)]
     return Batch(buffer, keys, block_ids, distances)
