@@ -8,7 +8,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import torch
 import vllm
+from vllm.compilation.wrapper import TorchCompileWithNoGuardsWrapper
 from vllm.config import VllmConfig
 from vllm.engine.arg_utils import EngineArgs
 from vllm.model_executor.models.registry import ModelRegistry
@@ -37,13 +39,29 @@ def load(recipe: EngineRecipe, settings: VllmSettings) -> EngineCore:
     starting.check(config)
     _check_pool(config, recipe, settings)
     try:
-        core = EngineCore(config, Executor.get_class(config), log_stats=False)
+        core = _Core(config, Executor.get_class(config), log_stats=False)
     except ValueError as error:
         if settings.sink_window is None or "Selected backend" not in str(error):
             raise
         raise EngineError(f"{starting.UNFIT}: {error}") from error
     starting.report(config, core.scheduler.kv_cache_config)  # pyright: ignore[reportAttributeAccessIssue]
     return core
+
+
+class _Core(EngineCore):
+    def shutdown(self) -> None:
+        """Leave the device's memory to another engine of this process."""
+        try:
+            self.model_executor.collective_rpc("apply_model", args=(_let_go,))
+        finally:
+            super().shutdown()
+
+
+def _let_go(model: torch.nn.Module) -> None:
+    """A compiled model stays registered with torch for life, and its weights with it, unless it is told."""
+    for module in model.modules():
+        if isinstance(module, TorchCompileWithNoGuardsWrapper):
+            module.cleanup()
 
 
 def _register_models(model_dir: Path) -> None:
