@@ -1,8 +1,8 @@
-"""Log-mel spectrograms as Whisper's feature extractor makes them, for many chunks of PCM at once, on a device.
+"""Log-mel spectrograms as Whisper's feature extractor makes them, for many chunks of PCM at once.
 
-The values equal those of transformers' `WhisperFeatureExtractor` on each chunk alone: 25 ms Hann windows every
-10 ms over audio that is mirrored before its start; Slaney's mel filters; log10, cut at 8 below the chunk's
-maximum, then (x + 4) / 4. What lies behind a chunk's end differs from model to model: `Ending`.
+The values equal those of transformers' `WhisperFeatureExtractor` on each chunk alone: 25 ms Hann windows
+every 10 ms over audio that is mirrored before its start; Slaney's mel filters; log10, cut at 8 below the
+chunk's maximum, then (x + 4) / 4. What lies behind a chunk's end differs from model to model: `Ending`.
 
 Importing this module imports torch: `engine.vllm.environment.prepare_process` comes before.
 """

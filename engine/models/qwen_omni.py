@@ -214,8 +214,8 @@ class QwenOmni(Family):
 
 
 class Qwen25Omni(QwenOmni):
-    """25 tokens a second. The encoder's convolutions, positions and attention stay inside blocks of 200
-    frames (Qwen2.5-Omni report, arXiv 2503.20215, section 2.2), so blocks encoded one by one equal the whole."""
+    """25 tokens a second. The encoder's convolutions, positions and attention stay inside blocks of 200 frames
+    (Qwen2.5-Omni report, arXiv 2503.20215, section 2.2), so blocks encoded one by one equal the whole."""
 
     audio_tokens = ("<|audio_bos|>", "<|AUDIO|>", "<|audio_eos|>")
     default_instructions = "You are a helpful assistant."  # the chat template's own
@@ -272,7 +272,10 @@ class Qwen3Omni(QwenOmni):
 
 def plain_rope(config: Any) -> Any:
     """`hf_overrides`: the thinker's three positions are one, where it neither sees images nor videos."""
-    text = config.thinker_config.text_config
+    thinker = getattr(config, "thinker_config", None)
+    if thinker is None:
+        return config  # vLLM asks once with an empty one
+    text = thinker.text_config
     for name in ("rope_parameters", "rope_scaling"):
         rope = getattr(text, name, None)
         if isinstance(rope, dict):
