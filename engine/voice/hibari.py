@@ -6,6 +6,7 @@ Only the voice that ships with the package is used: the others would be fetched 
 from __future__ import annotations
 
 import re
+import unicodedata
 
 import numpy as np
 from hibari import SAMPLE_RATE, Hibari
@@ -34,12 +35,21 @@ class HibariVoice(Voice):
             self.speak(text)
 
     def speak(self, text: str) -> Sound16:
-        plain = " ".join(_SYMBOLS.sub(" ", text).split())
+        plain = _plain(text)
         if not any(char.isalnum() for char in plain):
             return np.zeros(0, np.int16)
         wave = self._model(plain, seed=0)  # the same text sounds the same
         tail_s = _SENTENCE_TAIL_S if plain.endswith(_SENTENCE_END) else _TAIL_S
         return np.rint(np.clip(_trimmed(wave, tail_s), -1.0, 1.0) * 32767).astype(np.int16)
+
+
+def _plain(text: str) -> str:
+    """Without markup, and with every digit one of 0 to 9: the voice fails on others (a superscript, say)."""
+    text = " ".join(_SYMBOLS.sub(" ", text).split())
+    if text.isascii():
+        return text
+    text = unicodedata.normalize("NFKC", text)
+    return "".join(str(unicodedata.digit(char)) if char.isdigit() else char for char in text)
 
 
 def _trimmed(wave: np.ndarray, tail_s: float) -> np.ndarray:

@@ -11,12 +11,12 @@ import numpy as np
 from engine.config import SessionConfig
 from engine.engine import EngineLimits
 from engine.events import ResponseTextDelta, ServerEvent
-from engine.models.null import NullFamily
+from engine.models.null import CLOSE, END, HEAD, OPEN, NullFamily
 from engine.null import NullCore
 from engine.outputs import Cancel, Close, EndGeneration, Hush, Output, Sound, Speak, Submit
 from engine.scheduler import TickSample, TickScheduler
 from engine.session import Session
-from engine.types import SAMPLE_RATE, Hearing, TurnMode, Utterance, Work
+from engine.types import SAMPLE_RATE, Finish, Hearing, Result, TurnMode, Utterance, Work
 from engine.voice.voice import Voice
 from tests.support.voices import ToneVoice
 
@@ -29,6 +29,12 @@ LIMITS = EngineLimits(
     max_batch_tokens=2048,
 )
 CONFIG = SessionConfig(mode=TurnMode.MANUAL, instructions="be brief", max_tokens=64, max_session_tokens=2048)
+
+
+def readable(tokens: Sequence[int]) -> str:
+    """A null conversation as text: {instructions| (what the user said) answer|."""
+    signs = {HEAD: "{", OPEN: "(", CLOSE: ")", END: "|"}
+    return "".join(signs.get(token, chr(token)) for token in tokens)
 
 
 def pcm(seconds: float, rate: int = SAMPLE_RATE) -> bytes:
@@ -50,6 +56,8 @@ class Stage:
         self.samples: list[TickSample] = []
         self.said: dict[str, list[ServerEvent | Sound | Close]] = {}
         self.works: list[Work] = []  # all that the engine was given
+        self.caches: dict[str, list[int]] = {}  # the tokens that the engine holds of each session
+        self._decoded: dict[str, list[int]] = {}  # by the work that runs
         self.voice: Voice = ToneVoice()
         self.utterances: list[tuple[Session, Utterance]] = []  # with the voice
         self.can_speak = True  # False: the voice is stuck
@@ -68,7 +76,7 @@ class Stage:
         for output in outputs:
             match output:
                 case Submit(work):
-                    self.works.append(work)
+                    self._take_in(work)
                     self.core.submit(work)
                 case Speak(utterance):
                     self.utterances.append((session, utterance))
@@ -95,12 +103,33 @@ class Stage:
                     self.do(session, session.on_heard(intake, hearing.is_final, self.now))
         if self.can_step and self.core.has_work:
             for result in self.core.step():
+                self._note(result)
                 if (session := self.scheduler.get(result.session_id)) is not None:
                     self.do(session, session.on_result(result, self.now))
         while self.can_speak and self.utterances:
             session, utterance = self.utterances.pop(0)
             pcm = self.voice.speak(utterance.text).astype("<i2").tobytes()
             self.do(session, session.on_spoken(utterance, pcm, self.now))
+
+    def _take_in(self, work: Work) -> None:
+        self.works.append(work)
+        cache = [] if work.seq == 1 else self.caches.get(work.session_id, [])
+        self.caches[work.session_id] = [*cache[: work.keep_tokens], *work.token_ids]
+        self._decoded[work.session_id] = []
+
+    def _note(self, result: Result) -> None:
+        """The session's and the engine's idea of what is in the cache must be the same at any time."""
+        decoded = self._decoded.setdefault(result.session_id, [])
+        decoded += result.token_ids
+        if (
+            result.finish in (None, Finish.REFUSED)
+            or (session := self.scheduler.get(result.session_id)) is None
+        ):
+            return
+        cache = self.caches[result.session_id]
+        cache += decoded if result.finish is Finish.STOP else decoded[:-1]
+        if result.generation == session.generation and result.finish is not Finish.CANCELLED:
+            assert len(cache) == result.num_kv_tokens, readable(cache)
 
     def advance(self, seconds: float, step_s: float = 0.05) -> None:
         end = self.now + seconds

@@ -1,0 +1,62 @@
+"""The voice that ships: it says anything, offline, and what it says can be understood (tests/e2e)."""
+
+from __future__ import annotations
+
+import socket
+import urllib.request
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from engine.voice import load_voice
+from engine.voice.hibari import HibariVoice
+from engine.voice.voice import VOICE_RATE
+
+
+@pytest.fixture(scope="module")
+def voice() -> HibariVoice:
+    with pytest.MonkeyPatch.context() as patch:
+
+        def refuse(*args, **kwargs):
+            raise AssertionError("the voice used the network")
+
+        patch.setattr(socket.socket, "connect", refuse)
+        patch.setattr(urllib.request, "urlopen", refuse)
+        voice = load_voice("hibari")
+        assert isinstance(voice, HibariVoice)
+        voice.warm_up()
+        return voice
+
+
+def test_speech_is_as_long_as_speech_is_and_begins_at_once(voice: HibariVoice):
+    sound = voice.speak("Rain is water that falls from clouds.")
+    assert sound.dtype == np.int16 and 1.5 < len(sound) / VOICE_RATE < 4.0
+    loud = np.nonzero(np.abs(sound) > 1000)[0]
+    assert loud[0] / VOICE_RATE < 0.15 and 0.1 < (len(sound) - loud[-1]) / VOICE_RATE < 0.6
+    assert np.array_equal(sound, voice.speak("Rain is water that falls from clouds."))
+
+
+@pytest.mark.parametrize("text", ["", " ", "...", "\n", "\N{GRINNING FACE}", "**", "```", "(-:", "\x00"])
+def test_what_cannot_be_said_is_silent(voice: HibariVoice, text: str):
+    assert len(voice.speak(text)) == 0
+
+
+def test_markup_is_not_read_out(voice: HibariVoice):
+    plain = voice.speak("Rome is the capital.")
+    assert np.array_equal(voice.speak("**Rome** is `the` capital."), plain)
+    assert len(voice.speak("[Rome](/hot/) is it.")) > 0  # no way to make it say other phonemes
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.text(max_size=60) | st.text(st.characters(categories=["N", "L", "P", "Z"]), max_size=30))
+@example("10 m\N{SUPERSCRIPT TWO} and \N{ETHIOPIC DIGIT ONE}")
+def test_any_text_is_spoken_or_silent(voice: HibariVoice, text: str):
+    assert len(voice.speak(text)) < 60 * VOICE_RATE
+
+
+def test_none_is_no_voice_and_others_are_refused():
+    assert load_voice("none") is None
+    with pytest.raises(ValueError, match="known: hibari, none"):
+        load_voice("robot")
