@@ -112,8 +112,11 @@ class Stage:
             self.do(session, session.on_spoken(utterance, pcm, self.now))
 
     def _take_in(self, work: Work) -> None:
+        runs_already = any(
+            (w.session_id, w.generation) == (work.session_id, work.generation) for w in self.works
+        )
+        cache = self.caches[work.session_id] if runs_already else []
         self.works.append(work)
-        cache = [] if work.seq == 1 else self.caches.get(work.session_id, [])
         self.caches[work.session_id] = [*cache[: work.keep_tokens], *work.token_ids]
         self._decoded[work.session_id] = []
 
