@@ -85,12 +85,14 @@ def plan_moves(
         raise ValueError("a block is moved twice")
     different, turn_ids = np.unique(tokens, return_inverse=True)
     turns = turn_table(different, rotation)
-    words = np.concatenate([ids.astype(np.int32), turn_ids.astype(np.int32), turns.view(np.int32).ravel()])
-    packed = torch.from_numpy(words)
+    # Each part begins at a multiple of 16 bytes: Triton would compile anew for another alignment.
+    words = np.zeros((2, -(-len(ids) // 4) * 4), dtype=np.int32)
+    words[0, : len(ids)], words[1, : len(ids)] = ids, turn_ids
+    packed = torch.from_numpy(np.concatenate([words.ravel(), turns.view(np.int32).ravel()]))
     if torch.device(device).type == "cuda":
         packed = packed.pin_memory().to(device, non_blocking=True)
-    moved_ids, moved_turns, table = packed.split([len(ids), len(ids), turns.size])
-    return Moves(moved_ids, moved_turns, table.view(torch.float32).view(turns.shape))
+    moved_ids, moved_turns, table = packed.split([words.shape[1], words.shape[1], turns.size])
+    return Moves(moved_ids[: len(ids)], moved_turns[: len(ids)], table.view(torch.float32).view(turns.shape))
 
 
 def rebase_keys(caches: KeyCaches, moves: Moves, rotation: Rotation, config: Config | None = None) -> None:

@@ -48,7 +48,9 @@ class KeyMover:
         on_device = _CudaKeys if self._device.type == "cuda" else _cpu_keys
         self._by_group: dict[int, list[Any]] = {index: [] for index in groups.values()}
         for kind, layers in kinds.items():
-            self._by_group[kind.group].append(on_device(layers, kind.rotation))
+            keys = on_device(layers, kind.rotation)
+            keys.move(np.array([0]), np.array([1]))  # compiles the kernel, on vLLM's null block
+            self._by_group[kind.group].append(keys)
 
     def move(self, moves: Sequence[tuple[Sequence[int], int]], group: int = 0) -> None:
         """Turn blocks of keys back in place, in every layer of a KV cache group.

@@ -114,6 +114,16 @@ def test_layers_of_separate_allocations(device: str) -> None:
         assert torch.equal(raw(ours), raw(theirs))
 
 
+def test_no_number_of_blocks_needs_another_compilation() -> None:
+    rotation = CORRECTNESS[0].rotation
+    offsets = set()
+    for count in range(1, 9):
+        moves = plan_moves(range(count), range(count), rotation, 16, "cpu")
+        base = moves.block_ids.data_ptr()
+        offsets |= {(part.data_ptr() - base) % 16 for part in (moves.turn_ids, moves.turns)}
+    assert offsets == {0}
+
+
 def test_nothing_to_move(device: str) -> None:
     batch = build(CORRECTNESS[0], seed=7, device=device)
     before = batch.buffer.clone()
