@@ -179,6 +179,7 @@ def prepare(settings: Settings) -> MakeService:
         window_tokens=settings.engine.window_tokens,
         max_sink_tokens=settings.engine.max_sink_tokens,
         max_chunk_tokens=settings.engine.max_chunk_tokens,
+        compaction_slack_tokens=settings.engine.compaction_slack_tokens,
         weights=settings.engine.weights,
         kv_dtype=settings.engine.kv_dtype,
     )

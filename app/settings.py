@@ -50,7 +50,8 @@ class EngineSettings(_Group):
         default=None,
         ge=256,
         le=1_048_576,
-        description="Tokens one session may hold; none: as the model was trained",
+        description="Length at which a session ends; none: never where sessions are compacted, else the "
+        "model's trained length",
     )
     max_batch_tokens: int = Field(default=2048, ge=64, le=131_072, description="Tokens of one engine step")
     eager: bool | None = Field(
@@ -69,6 +70,13 @@ class EngineSettings(_Group):
     )
     max_chunk_tokens: int = Field(
         default=256, ge=16, le=131_072, description="Tokens of one session in one engine step"
+    )
+    compaction_slack_tokens: int = Field(
+        default=512,
+        ge=0,
+        le=65_536,
+        description="Freed tokens at which a session's positions are moved back; 0: never, it ends at the "
+        "model's trained length",
     )
     weights: Literal["checkpoint", "fp8"] = Field(
         default="checkpoint", description="Precision of the weights; fp8 quantises them while loading (GPU)"

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import logging
 import time
-from dataclasses import dataclass
+from collections import deque
+from dataclasses import dataclass, field, replace
 
 from vllm.v1.engine import EngineCoreOutput, FinishReason
 from vllm.v1.engine.core import EngineCore
@@ -16,6 +17,8 @@ from vllm.v1.request import Request
 from engine.engine import EngineLimits, EngineStats
 from engine.types import Finish, Result, Work
 from engine.vllm.checks import Bounds, unfit
+from engine.vllm.compaction.options import CompactionOptions
+from engine.vllm.pieces import answer_room, cut
 from engine.vllm.requests import RequestBuilder
 from engine.vllm.scheduler import ParkingScheduler
 from engine.vllm.sink_window.options import SinkWindowOptions
@@ -35,7 +38,21 @@ class _Session:
     num_head_tokens: int  # S; its first work says it
     request: Request | None = None  # vLLM's record, from the first work on
     work: Work | None = None  # the unfinished one
+    pieces: deque[Work] = field(default_factory=deque)  # of that work, still to be fed
+    num_decoded: int = 0  # of that work, reported
     is_cancelled: bool = False  # that work's answer is not wanted any more
+    num_evicted: int = 0  # tokens that were compacted away
+
+    @property
+    def is_in_flight(self) -> bool:
+        """Whether a step of its last turn has not returned: until then its record must not change."""
+        return self.request is not None and self.request.num_in_flight_tokens > 0
+
+    @property
+    def num_kv_tokens(self) -> int:
+        if self.request is None:
+            return 0
+        return self.num_evicted + self.request.num_computed_tokens - self.request.num_output_placeholders
 
 
 class SessionCore:
@@ -54,25 +71,33 @@ class SessionCore:
         self._pool = scheduler.kv_cache_manager.block_pool
         self._builder = RequestBuilder(config, modality)
         block_size = scheduler.block_size
-        window = SinkWindowOptions.of(config)
+        window, compaction = SinkWindowOptions.of(config), CompactionOptions.of(config)
+        self._max_turn_tokens = None if compaction is None else compaction.slack_tokens
         self.limits = EngineLimits(
             max_sessions=scheduler.max_num_running_reqs,
-            max_session_tokens=scheduler.max_model_len - 1,
+            max_session_tokens=(
+                scheduler.max_model_len - 1 if compaction is None else compaction.max_session_tokens
+            ),
             num_kv_blocks=self._pool.num_gpu_blocks - 1,  # block 0 is vLLM's placeholder
             block_size_tokens=block_size,
             blocks_per_session=blocks_per_session(scheduler.kv_cache_config, config),
             max_batch_tokens=scheduler.max_num_scheduled_tokens,
             max_head_tokens=None if window is None else window.max_sink_tokens,
         )
-        encoder_cache = scheduler.encoder_cache_manager.cache_size
+        max_item_tokens = min(
+            scheduler.max_num_encoder_input_tokens,
+            scheduler.encoder_cache_manager.cache_size,
+            self._max_turn_tokens or scheduler.max_model_len,
+        )
         self._bounds = Bounds(
             vocab_size=config.model_config.get_vocab_size(),
             max_session_tokens=self.limits.max_session_tokens,
-            max_item_tokens=(min(scheduler.max_num_encoder_input_tokens, encoder_cache) if modality else 0),
+            max_item_tokens=max_item_tokens if modality else 0,
             max_head_tokens=self.limits.max_head_tokens,
         )
         self._sessions: dict[str, _Session] = {}
         self._by_request: dict[str, _Session] = {}
+        self._held: dict[str, _Session] = {}  # by session: their next piece waits for a step in flight
         self._gone: dict[str, int] = {}  # session -> its newest generation that ended or was refused
         self._results: list[Result] = []
         self._num_requests = 0
@@ -91,23 +116,23 @@ class SessionCore:
         reason = self._why_not(session, work)
         if reason is None:
             session = session or self._open(work)
-            try:
-                request, _ = self._core.preprocess_add_request(self._builder.build(session.request_id, work))
-            except Exception as error:  # whatever torch makes of another's tensors: it ends that session only
-                reason = f"No request can be made of this work: {error}"
-            else:
-                session.work, session.is_cancelled = work, False
-                self._core.add_request(request)
-                session.request = self._scheduler.requests.get(session.request_id)
-        if reason is not None:
+            session.work, session.is_cancelled, session.num_decoded = work, False, 0
+            session.pieces = deque(cut(work, self._max_turn_tokens))
+            self._feed(session)
+        else:
             self._refuse(work, reason)
 
     def cancel(self, session_id: str, generation: int) -> None:
         session = self._find(session_id, generation)
-        if session is None or session.work is None or session.request is None:
+        if session is None or session.work is None:
             return
         session.is_cancelled = True
-        if self._scheduler.cancel_turn(session.request_id):
+        if session.session_id in self._held:
+            if session.num_decoded:  # what waits is the answer, going on
+                session.pieces.clear()
+                del self._held[session.session_id]
+                self._finish(session, (), Finish.CANCELLED)
+        elif session.request is not None and self._scheduler.cancel_turn(session.request_id):
             self._finish(session, (), Finish.CANCELLED)
 
     def end(self, session_id: str, generation: int) -> None:
@@ -120,7 +145,8 @@ class SessionCore:
 
     def has_work(self) -> bool:
         """Whether `step` would do something (also: tell the worker who left)."""
-        return bool(self._core.scheduler.has_requests() or self._core.batch_queue or self._scheduler.lost)
+        core, scheduler = self._core, self._scheduler
+        return bool(scheduler.has_requests() or core.batch_queue or scheduler.lost or self._held)
 
     def step(self) -> None:
         started = time.monotonic()
@@ -134,6 +160,8 @@ class SessionCore:
         if self._num_idle_steps > _IDLE_STEPS_ALLOWED:
             self._scheduler.give_up_one()
         self._end_lost()
+        for session in [held for held in self._held.values() if not held.is_in_flight]:
+            self._feed(session)
         self._num_steps += 1
         self._last_step_s = time.monotonic() - started
 
@@ -163,6 +191,8 @@ class SessionCore:
                 return f"All {self.limits.max_sessions} session slots are taken."
             if num_sessions * self.limits.blocks_per_session > self.limits.num_kv_blocks:
                 return "The KV cache cannot hold one more whole session."
+            if work.keep_tokens:
+                return f"A new session has no {work.keep_tokens} tokens to keep."
             return unfit(work, 0, self._bounds)
         if work.generation < session.generation:
             return f"Generation {work.generation} is over; the session is at {session.generation}."
@@ -173,8 +203,16 @@ class SessionCore:
                 f"A conversation's head cannot change: it has {session.num_head_tokens} tokens, this work "
                 f"says {work.num_head_tokens}."
             )
-        assert session.request is not None
-        return unfit(work, session.request.num_computed_tokens, self._bounds)
+        num_tokens = session.num_kv_tokens
+        if work.keep_tokens is not None:
+            kept = work.keep_tokens - session.num_evicted
+            reason = self._scheduler.why_not_forget(session.request_id, kept)
+            if reason is not None:
+                return (
+                    f"The session cannot go back to {work.keep_tokens} of its {num_tokens} tokens: {reason}."
+                )
+            num_tokens = work.keep_tokens
+        return unfit(work, num_tokens, self._bounds)
 
     def _open(self, work: Work) -> _Session:
         # The number makes the id new for ever: what is in flight for an aborted request must find no other.
@@ -189,23 +227,58 @@ class SessionCore:
         session = self._by_request.get(output.request_id)
         if session is None or session.work is None:
             return  # it ended while the step ran
-        tokens = tuple(output.new_token_ids)
-        if session.work.max_tokens == 0 or session.is_cancelled:
+        work, tokens, reason = session.work, tuple(output.new_token_ids), output.finish_reason
+        if reason not in (None, FinishReason.STOP, FinishReason.LENGTH):
+            self._refuse(work, f"vLLM ended the request: {reason}.")
+            return
+        if session.pieces:  # what was sampled behind a piece that is not the last is nobody's
+            if reason is not None:
+                self._feed(session)
+            return
+        if work.max_tokens == 0 or (session.is_cancelled and not session.num_decoded):
             tokens = ()
-        reason = output.finish_reason
+        session.num_decoded += len(tokens)
         if reason is None:
             if tokens:
-                self._report(session, session.work, tokens, None)
-        elif reason not in (FinishReason.STOP, FinishReason.LENGTH):
-            self._refuse(session.work, f"vLLM ended the request: {reason}.")
+                self._report(session, work, tokens, None)
+        elif not tokens:
+            self._finish(session, (), Finish.CANCELLED if session.is_cancelled else Finish.FED)
+        elif reason is FinishReason.STOP:
+            self._finish(session, tokens[:-1], Finish.STOP, tokens[-1])
         elif session.is_cancelled:
             self._finish(session, tokens, Finish.CANCELLED)
-        elif session.work.max_tokens == 0:
-            self._finish(session, tokens, Finish.FED)
-        elif reason is FinishReason.STOP:
-            self._finish(session, tokens[:-1], Finish.STOP, tokens[-1] if tokens else None)
+        elif session.num_decoded < work.max_tokens:
+            self._go_on(session, work, tokens)
         else:
             self._finish(session, tokens, Finish.LENGTH)
+
+    def _go_on(self, session: _Session, work: Work, tokens: tuple[int, ...]) -> None:
+        """The answer's turn grew as long as one may be: its last token begins the next."""
+        self._report(session, work, tokens, None)
+        left = work.max_tokens - session.num_decoded
+        piece = replace(work, token_ids=tokens[-1:], features=(), keep_tokens=None, max_tokens=left)
+        session.pieces.append(piece)
+        self._feed(session)
+
+    def _feed(self, session: _Session) -> None:
+        """Give vLLM the next piece of the session's work, as a turn of its own."""
+        if session.is_in_flight:
+            self._held[session.session_id] = session
+            return
+        self._held.pop(session.session_id, None)
+        piece = session.pieces.popleft()
+        room = 0 if session.is_cancelled else answer_room(piece, self._max_turn_tokens)
+        try:
+            built = self._builder.build(session.request_id, replace(piece, max_tokens=room))
+            request, _ = self._core.preprocess_add_request(built)
+        except Exception as error:  # whatever torch makes of another's tensors: it ends that session only
+            self._refuse(piece, f"No request can be made of this work: {error}")
+            return
+        if session.request is not None:
+            kept = None if piece.keep_tokens is None else piece.keep_tokens - session.num_evicted
+            session.num_evicted += self._scheduler.tidy(session.request_id, kept)
+        self._core.add_request(request)
+        session.request = self._scheduler.requests.get(session.request_id)
 
     def _finish(
         self, session: _Session, tokens: tuple[int, ...], finish: Finish, stop_token: int | None = None
@@ -222,9 +295,6 @@ class SessionCore:
         finish: Finish | None,
         stop_token: int | None = None,
     ) -> None:
-        request = session.request
-        assert request is not None
-        num_kv_tokens = request.num_computed_tokens - request.num_output_placeholders
         self._results.append(
             Result(
                 session.session_id,
@@ -232,7 +302,7 @@ class SessionCore:
                 work.seq,
                 tokens,
                 finish,
-                num_kv_tokens,
+                session.num_kv_tokens,
                 stop_token=stop_token,
             )
         )
@@ -257,6 +327,7 @@ class SessionCore:
     def _drop(self, session: _Session) -> None:
         del self._sessions[session.session_id]
         del self._by_request[session.request_id]
+        self._held.pop(session.session_id, None)
         self._core.abort_requests([session.request_id])
 
     def _forget(self, session_id: str, generation: int) -> None:

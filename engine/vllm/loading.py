@@ -5,7 +5,10 @@ Importing this module imports vLLM (about 9 s on two cores): `environment.prepar
 
 from __future__ import annotations
 
+import gc
 import json
+import logging
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -21,18 +24,40 @@ from vllm.v1.executor import Executor
 from engine.engine import EngineError
 from engine.models.family import EngineRecipe
 from engine.vllm.scheduler import AsyncParkingScheduler, ParkingScheduler
-from engine.vllm.settings import VllmSettings, engine_arguments, max_model_len
+from engine.vllm.settings import VllmSettings, compaction, engine_arguments, max_model_len
 from engine.vllm.sink_window import starting
+
+logger = logging.getLogger(__name__)
 
 VLLM_VERSION = "0.32.0"
 
 
 def load(recipe: EngineRecipe, settings: VllmSettings) -> EngineCore:
-    """Load the model. Raises EngineError where the options do not fit it, and whatever vLLM raises."""
+    """Load the model. Raises EngineError where the options do not fit it, and whatever vLLM raises.
+
+    A model whose sessions cannot be compacted is loaded again, for sessions that end at its trained length.
+    """
     if vllm.__version__.split("+")[0] != VLLM_VERSION:
         raise EngineError(f"vLLM {VLLM_VERSION} is needed, {vllm.__version__} is installed")
     _register_models(recipe.model_dir)
     starting.register(settings.device)
+    core = _build(recipe, settings)
+    reason = _why_not_compacted(core, recipe, settings)
+    if reason is not None:
+        logger.warning(
+            "sessions end at %d tokens, for they cannot be compacted: %s",
+            max_model_len(recipe, replace(settings, compaction_slack_tokens=0)) - 1,
+            reason,
+        )
+    if reason is None or compaction(recipe, settings) is None:
+        return core
+    core.shutdown()
+    del core
+    gc.collect()
+    return _build(recipe, replace(settings, compaction_slack_tokens=0))
+
+
+def _build(recipe: EngineRecipe, settings: VllmSettings) -> EngineCore:
     scheduler_cls = AsyncParkingScheduler if settings.is_async else ParkingScheduler
     arguments = engine_arguments(recipe, settings, scheduler_cls)
     config = EngineArgs(**arguments).create_engine_config(UsageContext.ENGINE_CONTEXT)
@@ -46,6 +71,24 @@ def load(recipe: EngineRecipe, settings: VllmSettings) -> EngineCore:
         raise EngineError(f"{starting.UNFIT}: {error}") from error
     starting.report(config, core.scheduler.kv_cache_config)  # pyright: ignore[reportAttributeAccessIssue]
     return core
+
+
+def _why_not_compacted(core: EngineCore, recipe: EngineRecipe, settings: VllmSettings) -> str | None:
+    """Where it is asked for: None if sessions are, else the reason."""
+    if settings.sink_window is None or settings.compaction_slack_tokens == 0:
+        return None
+    if compaction(recipe, settings) is None:
+        if settings.max_session_tokens is not None:
+            return None  # the cap that was asked for comes first
+        return (
+            f"the window, the sinks and the slack need more than the {recipe.max_session_tokens} positions "
+            "the model was trained for"
+        )
+    scheduler = core.scheduler
+    assert isinstance(scheduler, ParkingScheduler)
+    if not scheduler.is_compactable:
+        return "not all of the model's layers have the same window"
+    return core.model_executor.collective_rpc("unmovable_keys")[0]
 
 
 class _Core(EngineCore):

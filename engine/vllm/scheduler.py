@@ -11,9 +11,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request, RequestStatus, StreamingUpdate
 
+from engine.vllm.compaction.options import CompactionOptions
+from engine.vllm.compaction.parked import Move, compact, forget, why_not_forget
+from engine.vllm.compaction.worker import attach_moves
 from engine.vllm.sink_window.heads import head_tokens
 from engine.vllm.sink_window.spec import SinkWindowManager
 
@@ -29,11 +33,14 @@ class ParkingScheduler(Scheduler):
         super().__init__(*args, **kwargs)
         self.parked: dict[str, Request] = {}
         self.lost: dict[str, str] = {}
+        self._managers = self.kv_cache_manager.coordinator.single_type_managers
+        self._compaction = CompactionOptions.of(self.vllm_config)
+        self._moves: list[Move] = []  # go with the next step
         if self.vllm_config.device_config.device_type == "cpu":
             # vLLM's CPU kernel multiplies what lies behind a session's last token, in its last block, by 0:
             # NaN that another session left there would come through. So have new blocks cleared.
             self.needs_kv_cache_zeroing = True
-            for manager in self.kv_cache_manager.coordinator.single_type_managers:
+            for manager in self._managers:
                 manager._record_new_block_ids = True
 
     # parking
@@ -68,9 +75,52 @@ class ParkingScheduler(Scheduler):
 
     def _keep_head(self, request: Request) -> None:
         """Tell the KV managers the request's S, before they allocate for it."""
-        for manager in self.kv_cache_manager.coordinator.single_type_managers:
+        for manager in self._managers:
             if isinstance(manager, SinkWindowManager):
                 manager.heads[request.request_id] = head_tokens(request.sampling_params)
+
+    @property
+    def is_compactable(self) -> bool:
+        """Whether every layer has the same gap, in the same blocks."""
+        return len(self._managers) == 1 and isinstance(self._managers[0], SinkWindowManager)
+
+    def why_not_forget(self, request_id: str, keep_tokens: int) -> str | None:
+        """Why a parked session cannot go back to so many tokens of its record; None if it can."""
+        request = self.requests[request_id]
+        return why_not_forget(request, self._managers, keep_tokens, head_tokens(request.sampling_params))
+
+    def tidy(self, request_id: str, keep_tokens: int | None = None) -> int:
+        """Before a parked session's next turn: forget what is beyond `keep_tokens`, cut out what was freed.
+
+        No step of the session may be in flight. Returns by how many tokens its record shrank at its gap.
+        """
+        request = self.requests[request_id]
+        assert request.status == RequestStatus.WAITING_FOR_STREAMING_REQ and not request.num_in_flight_tokens
+        self.encoder_cache_manager.free(request)
+        request.mm_features = []  # all of them are in the KV cache: from now on their tokens are like others
+        goes_back = False
+        if keep_tokens is not None and keep_tokens < request.num_computed_tokens:
+            goes_back = True
+            forget(request, self._managers, keep_tokens)
+        else:
+            self.kv_cache_manager.remove_skipped_blocks(request_id, request.num_computed_tokens)
+        if self._compaction is None:
+            return 0
+        (manager,) = self._managers
+        assert isinstance(manager, SinkWindowManager)
+        # Having gone back, a query would look for its window in blocks that are freed: close the gap at once.
+        move = compact(request, manager, 1 if goes_back else self._compaction.slack_tokens)
+        if move is None:
+            return 0
+        self._moves.append(move)
+        return move.distance_tokens
+
+    def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
+        output = super().schedule(throttle_prefills)
+        if self._moves:
+            moves, self._moves = self._moves, []
+            attach_moves(output, [move for move in moves if move.request_id in self.requests])
+        return output
 
     def get_request_counts(self) -> tuple[int, int]:
         """Running and waiting requests. vLLM lets a lone one take a whole batch in, whatever the limit of a

@@ -6,12 +6,14 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from engine.models.family import EngineRecipe
+from engine.vllm.compaction.options import CompactionOptions, compacted_len
 from engine.vllm.sink_window.options import SinkWindowOptions
 
 _WORKERS = {
     "cpu": "engine.vllm.sink_window.cpu.SinkWindowCPUWorker",
     "cuda": "engine.vllm.sink_window.cuda.SinkWindowGPUWorker",
 }
+_ENCODER_CACHE = "engine.vllm.compaction.encoder_cache.PromptEncoderCacheManager"
 MAX_GRAPH_TOKENS = 2048
 _DTYPES = ("bfloat16", "float16", "float32")
 
@@ -25,7 +27,7 @@ class VllmSettings:
 
     device: Literal["cpu", "cuda"] = "cpu"
     max_sessions: int = 32  # request slots; a parked session occupies one
-    max_session_tokens: int | None = None  # None: what the model was trained for
+    max_session_tokens: int | None = None  # None: no end where sessions are compacted, else as trained
     max_batch_tokens: int = 2048  # of one step; longer chunks are taken in over several
     kv_cache_bytes: int | None = None  # needed on the CPU; on CUDA None means by gpu_memory_utilization
     gpu_memory_utilization: float = 0.85  # part of the GPU's memory for weights, activations and KV cache
@@ -37,6 +39,7 @@ class VllmSettings:
     window_tokens: int = 1024  # W, the query's own token counted
     max_sink_tokens: int = 256  # cap on S, a session's first tokens, which stay for ever
     max_chunk_tokens: int = 256  # of one session in one step; with W and S it bounds what a session holds
+    compaction_slack_tokens: int = 512  # freed tokens at which a windowed session is compacted; 0: never
     weights: Literal["checkpoint", "fp8"] = "checkpoint"  # fp8: quantised while they are loaded
     kv_dtype: Literal["model", "fp8"] = "model"  # of the KV cache; fp8 (e4m3) halves what a session holds
 
@@ -52,6 +55,7 @@ class VllmSettings:
             ("window_tokens", 1, 16_777_216),
             ("max_sink_tokens", 0, 1_048_576),
             ("max_chunk_tokens", 16, 1_048_576),
+            ("compaction_slack_tokens", 0, 1_048_576),
         ):
             value = getattr(self, name)
             if value is not None and not low <= value <= high:
@@ -87,12 +91,35 @@ class VllmSettings:
         return SinkWindowOptions(self.window_tokens, self.max_sink_tokens, self.max_chunk_tokens)
 
 
+def compaction(recipe: EngineRecipe, settings: VllmSettings) -> CompactionOptions | None:
+    """None: sessions keep their positions, and end at `max_model_len`."""
+    if settings.sink_window is None or settings.compaction_slack_tokens == 0:
+        return None
+    if _compacted_len(settings) >= _bounded_len(recipe, settings):
+        return None  # the cap comes first, or the model was not trained for so wide a window
+    return CompactionOptions(settings.compaction_slack_tokens, settings.max_session_tokens)
+
+
 def max_model_len(recipe: EngineRecipe, settings: VllmSettings) -> int:
     """vLLM's limit: a session's tokens, and the one it samples last, which stays outside the KV cache."""
+    if compaction(recipe, settings) is not None:
+        return _compacted_len(settings)
+    return _bounded_len(recipe, settings)
+
+
+def _bounded_len(recipe: EngineRecipe, settings: VllmSettings) -> int:
     cap = settings.max_session_tokens
     if cap is None or cap >= recipe.max_session_tokens:
         return recipe.max_session_tokens
     return cap + 1
+
+
+def _compacted_len(settings: VllmSettings) -> int:
+    block_size = settings.block_size_tokens or 16
+    needed = compacted_len(
+        settings.max_sink_tokens, settings.window_tokens, settings.compaction_slack_tokens, block_size
+    )
+    return -(-needed // block_size) * block_size
 
 
 def engine_arguments(recipe: EngineRecipe, settings: VllmSettings, scheduler_cls: type) -> dict[str, Any]:
@@ -127,6 +154,7 @@ def engine_arguments(recipe: EngineRecipe, settings: VllmSettings, scheduler_cls
         others = {"image", "video", "audio"} - {recipe.modality}
         arguments["limit_mm_per_prompt"] = {recipe.modality: 1} | dict.fromkeys(others, 0)
         arguments["mm_processor_cache_gb"] = 0  # features are made by the family; nothing comes twice
+        arguments["ec_manager_config"] = {"encoder_cache_manager_cls": _ENCODER_CACHE}
     if settings.sink_window is not None:
         arguments |= _window_arguments(settings.sink_window, recipe, settings)
     return arguments | recipe.overrides
@@ -145,8 +173,10 @@ def graph_sizes(max_batch_tokens: int) -> list[int]:
 def _window_arguments(
     options: SinkWindowOptions, recipe: EngineRecipe, settings: VllmSettings
 ) -> dict[str, Any]:
+    compacted = compaction(recipe, settings)
     arguments: dict[str, Any] = {
-        "additional_config": options.as_additional_config(),
+        "additional_config": options.as_additional_config()
+        | ({} if compacted is None else compacted.as_additional_config()),
         "block_size": settings.block_size_tokens or 16,
         "long_prefill_token_threshold": min(options.max_chunk_tokens, max_model_len(recipe, settings)),
         "worker_cls": _WORKERS[settings.device],

@@ -20,6 +20,7 @@ from vllm.v1.kv_cache_interface import AttentionSpec
 from vllm.v1.worker.cpu_worker import CPUWorker
 
 from engine.engine import EngineError
+from engine.vllm.compaction.worker import CompactionWorker
 from engine.vllm.sink_window.heads import SinkRows, SinkWindowWorker
 from engine.vllm.sink_window.spec import SinkWindowSpec, windowed
 
@@ -92,5 +93,5 @@ class SinkWindowCPUBackend(CPUAttentionBackend):
         return SinkWindowCPUBuilder
 
 
-class SinkWindowCPUWorker(SinkWindowWorker, CPUWorker):
+class SinkWindowCPUWorker(CompactionWorker, SinkWindowWorker, CPUWorker):
     pass

@@ -26,10 +26,11 @@ from vllm.v1.kv_cache_interface import AttentionSpec
 from vllm.v1.worker.gpu_worker import Worker
 
 from engine.engine import EngineError
+from engine.vllm.compaction.worker import CompactionWorker
 from engine.vllm.sink_window.heads import SinkRows, SinkWindowWorker
 from engine.vllm.sink_window.spec import SinkWindowSpec, windowed
-from kernels.sink_window import Scratch, sink_window_attention
-from kernels.sink_window.launcher import HEAD_SIZES
+from kernels.sink_window import Scratch
+from kernels.sink_window.launcher import HEAD_SIZES, Layer, Step, launch
 
 
 @dataclass
@@ -37,14 +38,9 @@ class SinkWindowMetadata:
     """One step's batch. Tensors lie on the device, at the same address in every replay of a CUDA graph."""
 
     num_actual_tokens: int
-    max_query_len: int
-    query_start_loc: torch.Tensor  # [num_reqs + 1] int32; rows that pad the batch have no tokens
-    seq_lens: torch.Tensor  # [num_reqs] int32, evicted tokens counted
-    block_table: torch.Tensor  # [num_reqs or more, max_blocks] int32
     slot_mapping: torch.Tensor
-    num_sink_tokens: torch.Tensor  # [num_reqs] int32
     window: int
-    scratch: Scratch  # shared by the layers of a group
+    step: Step  # the rows as the kernel takes them; rows that pad the batch have no tokens
 
 
 class SinkWindowCUDABuilder(SinkRows, AttentionMetadataBuilder[SinkWindowMetadata]):
@@ -85,17 +81,16 @@ class SinkWindowCUDABuilder(SinkRows, AttentionMetadataBuilder[SinkWindowMetadat
         if not np.array_equal(sinks, self._sinks_now[:num_reqs]):
             self._sinks_now[:num_reqs] = sinks
             async_tensor_h2d(sinks, out=self._sinks[:num_reqs])
-        return SinkWindowMetadata(
-            num_actual_tokens=batch.num_actual_tokens,
-            max_query_len=batch.max_query_len,
-            query_start_loc=batch.query_start_loc[: num_reqs + 1],
-            seq_lens=batch.seq_lens[:num_reqs],
-            block_table=batch.block_table_tensor,
-            slot_mapping=batch.slot_mapping,
-            num_sink_tokens=self._sinks[:num_reqs],
-            window=self._window,
-            scratch=self._scratch,
+        step = Step(
+            batch.num_actual_tokens,
+            batch.max_query_len,
+            batch.query_start_loc[: num_reqs + 1],
+            batch.seq_lens[:num_reqs],
+            batch.block_table_tensor,
+            self._sinks[:num_reqs],
+            self._scratch,
         )
+        return SinkWindowMetadata(batch.num_actual_tokens, batch.slot_mapping, self._window, step)
 
 
 class SinkWindowCUDAImpl(TritonAttentionImpl):
@@ -103,6 +98,8 @@ class SinkWindowCUDAImpl(TritonAttentionImpl):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self._kv_cache: torch.Tensor | None = None  # of the layer, and our launches over it
+        self._launches: Layer | None = None
         self.supports_quant_query_input = False  # an fp8 cache is read with bf16 queries
         lacks = {
             "ALiBi": self.alibi_slopes is not None,
@@ -134,27 +131,29 @@ class SinkWindowCUDAImpl(TritonAttentionImpl):
         """query and output [num_tokens, num_heads, head_size]; kv_cache [blocks, heads, slots, 2 * size]."""
         if attn_metadata is None:
             return output.fill_(0)  # vLLM measures its memory
-        num_tokens = attn_metadata.num_actual_tokens
+        if kv_cache is not self._kv_cache:
+            self._kv_cache, self._launches = kv_cache, self._lay_out(layer, query, kv_cache, attn_metadata)
+        assert self._launches is not None
+        launch(self._launches, attn_metadata.step, query, output)
+        return output
+
+    def _lay_out(
+        self, layer: Any, query: torch.Tensor, kv_cache: torch.Tensor, attn_metadata: SinkWindowMetadata
+    ) -> Layer:
+        """Once for the layer's memory: vLLM hands over the same tensor in every step."""
         key_cache, value_cache = kv_cache.transpose(1, 2).split(self.head_size, dim=-1)
         if is_quantized_kv_cache(self.kv_cache_dtype):
             key_cache, value_cache = key_cache.view(self.fp8_dtype), value_cache.view(self.fp8_dtype)
-        sink_window_attention(
-            query[:num_tokens],
+        return Layer(
             key_cache,
             value_cache,
-            attn_metadata.query_start_loc,
-            attn_metadata.max_query_len,
-            attn_metadata.seq_lens,
-            attn_metadata.block_table,
-            attn_metadata.num_sink_tokens,
+            self.num_heads,
+            query.dtype,
             attn_metadata.window,
             self.scale,
-            output[:num_tokens],
-            attn_metadata.scratch,
             layer._k_scale,
             layer._v_scale,
         )
-        return output
 
 
 class SinkWindowCUDABackend(TritonAttentionBackend):
@@ -218,5 +217,5 @@ class SinkWindowCUDABackend(TritonAttentionBackend):
         return False
 
 
-class SinkWindowGPUWorker(SinkWindowWorker, Worker):
+class SinkWindowGPUWorker(CompactionWorker, SinkWindowWorker, Worker):
     pass

@@ -33,6 +33,7 @@ SETTINGS = VllmSettings(
     window_tokens=W,
     max_sink_tokens=SINKS,
     max_chunk_tokens=CHUNK,
+    compaction_slack_tokens=0,  # positions stay what they are
 )
 TEXT = """It is a truth universally acknowledged, that a single man in possession of a good fortune, must be
 in want of a wife. However little known the feelings or views of such a man may be on his first
