@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from engine.audio.endpoint import EndpointerConfig
+from engine.events import Limits, SessionCreated
 from engine.types import SAMPLE_RATE, TurnMode
 
 
@@ -25,3 +26,25 @@ class SessionConfig:
     idle_limit_s: float = 300.0  # without audio
     max_age_s: float | None = None
     speech: EndpointerConfig = field(default_factory=EndpointerConfig)
+
+    def created(self, session_id: str, model: str, *, is_aloud: bool) -> SessionCreated:
+        """What the client is told at first."""
+        limits = Limits(
+            max_message_bytes=self.max_message_bytes,
+            max_backlog_ms=round(1000 * self.backlog_limit_s),
+            max_session_tokens=self.max_session_tokens,
+            max_response_tokens=self.max_tokens_ceiling,
+            expires_in_s=self.max_age_s,
+        )
+        return SessionCreated(
+            id=session_id,
+            model=model,
+            sample_rate=self.sample_rate,
+            budget_ms=round(1000 * self.budget_s),
+            turn=self.mode,
+            instructions=self.instructions,
+            max_tokens=self.max_tokens,
+            voice=is_aloud,
+            voice_sample_rate=self.voice_rate,
+            limits=limits,
+        )

@@ -11,22 +11,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from engine.answering import Answering
-from engine.audio.queue import AudioQueue
-from engine.audio.rate import RateMeter
-from engine.audio.resample import PcmDecoder
 from engine.config import SessionConfig
 from engine.conversation import Conversation
 from engine.errors import EngineFailure, SessionError, SessionOver
 from engine.events import (
     Error,
     InputTranscript,
-    Limits,
     ResponseReason,
-    SessionCreated,
     SessionUpdated,
     SpeechStarted,
-    SpeechStopped,
 )
+from engine.listening import Listening
 from engine.models.family import Family
 from engine.notices import Notices
 from engine.outputs import Cancel, Close, EndGeneration, Output, Submit
@@ -39,10 +34,9 @@ from engine.refusals import (
 )
 from engine.tally import Tally
 from engine.ticks import Ticks
-from engine.turn_taking import SpeechAudio, SpeechBegan, SpeechEnded, SpeechGate
-from engine.types import SAMPLE_RATE, Finish, Hearing, Intake, Pcm, Result, TurnMode, Utterance, Work
+from engine.turn_taking import SpeechGate
+from engine.types import Finish, Hearing, Intake, Pcm, Result, TurnMode, Utterance, Work
 
-HELD_LIMIT_S = 30.0  # manual mode: audio kept while an answer runs, since it is not heard before the commit
 EXPIRY_WARNING = 0.9  # of the session's tokens
 MIN_ANSWER_TOKENS = 16  # with less room than this a session is over: its answer would end in its first words
 
@@ -69,11 +63,9 @@ class Session:
         self._mode = config.mode
         self._max_tokens = config.max_tokens
         self._conversation = Conversation(session_id, family, config.mode, config.instructions)
-        self._decoder = PcmDecoder(config.sample_rate)
-        self._rate = RateMeter(config.sample_rate)
         self._notices = Notices()
-        self.gate = SpeechGate(config.speech)
-        self._queue = AudioQueue()
+        self._listening = Listening(config, self.tally, self._notices)
+        self._queue = self._listening.queue
         self._ear = family.new_ear()
         self._ticks = Ticks()
         self._work: Work | None = None  # in the engine
@@ -85,61 +77,36 @@ class Session:
         self._opened_at = now
         self._last_audio_at = now
         self._is_over = False
-        self._usual_limit = round(config.backlog_limit_s * SAMPLE_RATE)
-        self._held_limit = max(self._usual_limit, round(HELD_LIMIT_S * SAMPLE_RATE))
 
     @property
     def backlog_samples(self) -> int:
         """Audio that waits for the detector or to be heard."""
-        return self.gate.num_waiting_samples + self._queue.num_samples
+        return self._listening.num_waiting_samples
+
+    @property
+    def gate(self) -> SpeechGate:
+        """What waits for the voice activity detector, and the detector's state."""
+        return self._listening.gate
 
     # from the client
 
     def open(self) -> list[Output]:
-        limits = Limits(
-            max_message_bytes=self.config.max_message_bytes,
-            max_backlog_ms=round(1000 * self.config.backlog_limit_s),
-            max_session_tokens=self.config.max_session_tokens,
-            max_response_tokens=self.config.max_tokens_ceiling,
-            expires_in_s=self.config.max_age_s,
-        )
-        created = SessionCreated(
-            id=self.id,
-            model=self._family.info.name,
-            sample_rate=self.config.sample_rate,
-            budget_ms=round(1000 * self.config.budget_s),
-            turn=self._mode,
-            instructions=self.config.instructions,
-            max_tokens=self._max_tokens,
-            voice=self._answering.mouth.is_on,
-            voice_sample_rate=self.config.voice_rate,
-            limits=limits,
-        )
+        created = self.config.created(self.id, self._family.info.name, is_aloud=self._answering.mouth.is_on)
         return [created, *self._submit(self._conversation.open())]
 
     def on_audio(self, data: bytes, now: float) -> list[Output]:
         """PCM s16le mono of any length at the declared rate."""
-        outputs: list[Output] = []
         if data:
             self._last_audio_at = now
-            if measured := self._rate.push(len(data), now):
-                self.tally.rate_mismatches += 1
-                outputs += self._notices.input_rate(measured, self.config.sample_rate, now)
-        audio = self._decoder.push_raw(data)
-        self.tally.audio_samples += len(audio)
-        if self._mode is TurnMode.SERVER_VAD:
-            num_dropped = self.gate.append(audio, self._backlog_limit(now))
-        else:
-            num_dropped = self._queue.append(audio, self._backlog_limit(now))
-        return outputs + self._dropped(num_dropped, now) if num_dropped else outputs
+        is_gated = self._mode is TurnMode.SERVER_VAD
+        return [*self._listening.on_audio(data, is_gated, self._is_backlog_held(now), now)]
 
     def on_commit(self, now: float) -> list[Output]:
         """The client says that its turn is over; an answer that still runs is interrupted."""
         if self._mode is not TurnMode.MANUAL:
             return [wrong_turn_mode(self._mode)]
-        num_dropped = self._queue.append(self._decoder.flush(), self._backlog_limit(now))
-        self._queue.end_turn(now)
-        return self._dropped(num_dropped, now) + self._interrupt("interrupted", now)
+        warnings = self._listening.end_turn(self._is_backlog_held(now), now)
+        return [*warnings, *self._interrupt("interrupted", now)]
 
     def on_cancel(self, now: float) -> list[Output]:
         return self._interrupt("cancelled", now)
@@ -189,16 +156,11 @@ class Session:
         outputs: list[Output] = []
         if self._mode is not TurnMode.SERVER_VAD:
             return outputs  # the mode changed while the detector worked
-        for item in self.gate.push(heard, probabilities, is_interrupting=self._answering.is_busy(now)):
-            match item:
-                case SpeechBegan(position):
-                    outputs.append(SpeechStarted(audio_ms=_ms(position)))
-                    outputs += self._interrupt("interrupted", now)
-                case SpeechAudio(audio):
-                    outputs += self._dropped(self._queue.append(audio, self._backlog_limit(now)), now)
-                case SpeechEnded(position):
-                    outputs.append(SpeechStopped(audio_ms=_ms(position)))
-                    self._queue.end_turn(now)
+        is_busy = self._answering.is_busy(now)
+        for event in self._listening.on_speech(heard, probabilities, is_busy, now):
+            outputs.append(event)
+            if isinstance(event, SpeechStarted):
+                outputs += self._interrupt("interrupted", now)
         return outputs
 
     def on_spoken(self, utterance: Utterance, pcm: bytes | None, now: float) -> list[Output]:
@@ -335,17 +297,15 @@ class Session:
         In manual mode while an answer plays: appended behind it, it would keep the answer's unheard part in
         the conversation, should the commit come before its end.
         """
-        is_manual = self._mode is TurnMode.MANUAL
-        return self._is_answer_in_the_way or (is_manual and self._answering.is_busy(now))
+        return self._is_answer_in_the_way or self._is_backlog_held(now)
 
     @property
     def _is_answer_cut_short(self) -> bool:
         """An answer has used up its tick's tokens and waits for more."""
         return self._is_answer_in_the_way and self._work is None
 
-    def _backlog_limit(self, now: float) -> int:
-        is_held = self._mode is TurnMode.MANUAL and self._answering.is_busy(now)
-        return self._held_limit if is_held else self._usual_limit
+    def _is_backlog_held(self, now: float) -> bool:
+        return self._mode is TurnMode.MANUAL and self._answering.is_busy(now)
 
     def _submit(self, work: Work) -> list[Output]:
         limit = self.config.max_session_tokens
@@ -400,8 +360,7 @@ class Session:
         self._answering.mouth.is_on = update.is_aloud
         if mode is not self._mode:
             self._mode = self._conversation.mode = mode
-            self._queue.clear()
-            self.gate.reset()
+            self._listening.reset()
             self._audio_due = None
         outputs: list[Output] = [
             SessionUpdated(
@@ -432,13 +391,6 @@ class Session:
             return []
         return [*self._notices.session_expiring(limit - self.kv_tokens, now)]
 
-    def _dropped(self, num_samples: int, now: float) -> list[Output]:
-        if not num_samples:
-            return []
-        self.tally.dropped_samples += num_samples
-        dropped_ms = _ms(self.tally.dropped_samples)
-        return [*self._notices.audio_dropped(dropped_ms, self._backlog_limit(now) / SAMPLE_RATE, now)]
-
     def _over(self, message: str) -> list[Output]:
         return self._end(SessionOver(message))
 
@@ -449,7 +401,3 @@ class Session:
         self._work = None
         reason: ResponseReason = "length" if isinstance(error, SessionOver) else "failed"
         return [*self._answering.end(reason), Close(error)]
-
-
-def _ms(num_samples: int) -> int:
-    return round(1000 * num_samples / SAMPLE_RATE)

@@ -57,6 +57,7 @@ class Stage:
         self.said: dict[str, list[ServerEvent | Sound | Close]] = {}
         self.works: list[Work] = []  # all that the engine was given
         self.caches: dict[str, list[int]] = {}  # the tokens that the engine holds of each session
+        self._begun: set[tuple[str, int]] = set()  # generations that have a cache
         self._decoded: dict[str, list[int]] = {}  # by the work that runs
         self.voice: Voice = ToneVoice()
         self.utterances: list[tuple[Session, Utterance]] = []  # with the voice
@@ -112,10 +113,9 @@ class Stage:
             self.do(session, session.on_spoken(utterance, pcm, self.now))
 
     def _take_in(self, work: Work) -> None:
-        runs_already = any(
-            (w.session_id, w.generation) == (work.session_id, work.generation) for w in self.works
-        )
-        cache = self.caches[work.session_id] if runs_already else []
+        generation = (work.session_id, work.generation)
+        cache = self.caches[work.session_id] if generation in self._begun else []
+        self._begun.add(generation)
         self.works.append(work)
         self.caches[work.session_id] = [*cache[: work.keep_tokens], *work.token_ids]
         self._decoded[work.session_id] = []
