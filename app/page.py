@@ -21,7 +21,6 @@ HEADERS = {
     "Cache-Control": "no-cache",  # kept, but asked about each time: a new server must not meet an old page
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
-    "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
     "Permissions-Policy": "microphone=(self), autoplay=(self), camera=(), geolocation=(), display-capture=()",
 }

@@ -26,7 +26,7 @@ export class Connection {
   }
 
   get isLive() {
-    return this.state.name === "live";
+    return this.state.name === "live" && this.socket.readyState === WebSocket.OPEN; // it may be closing
   }
 
   /** `query`: an object; `sample_rate` is needed. */

@@ -47,7 +47,8 @@ export function updateFor(session, { instructions, voice, turn }) {
   const update = {};
   if (instructions.trim() && instructions !== session.instructions) update.instructions = instructions;
   if (turn !== session.turn) update.turn = turn;
-  if (typeof session.voice === "boolean" && voice !== session.voice) update.voice = voice;
+  const hasVoice = Boolean(session.voice_sample_rate);
+  if (hasVoice && voice !== session.voice) update.voice = voice;
   return Object.keys(update).length ? { type: "session.update", ...update } : null;
 }
 

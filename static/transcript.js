@@ -45,6 +45,9 @@ export class Transcript {
       case "response.flush":
         if (entry) this.change(entry, { state: "cut" });
         break;
+      case "response.heard": // the server's word on what the conversation keeps
+        if (entry) this.change(entry, { heardChars: endOfWords(entry.text, countWords(event.text)) });
+        break;
     }
   }
 
@@ -149,4 +152,15 @@ export function heardChars({ text, clauses }, playedMs) {
     left -= durationMs;
   }
   return clauses.length ? clauses.at(-1).end : 0;
+}
+
+function countWords(text) {
+  return text.split(/\s+/).filter(Boolean).length;
+}
+
+/** Where the first `num` words of the text end. */
+export function endOfWords(text, num) {
+  const words = [...text.matchAll(/\S+/g)];
+  const last = words[Math.min(num, words.length) - 1];
+  return last ? last.index + last[0].length : 0;
 }
