@@ -214,7 +214,7 @@ class QwenOmni(Family):
 
 
 class Qwen25Omni(QwenOmni):
-    """25 tokens a second. The encoder's convolutions, positions and attention stay inside blocks of 200 frames
+    """25 tokens a second. The encoder's convolutions, positions and attention stay in blocks of 200 frames
     (Qwen2.5-Omni report, arXiv 2503.20215, section 2.2), so blocks encoded one by one equal the whole."""
 
     audio_tokens = ("<|audio_bos|>", "<|AUDIO|>", "<|audio_eos|>")
