@@ -149,7 +149,12 @@ def engine_arguments(recipe: EngineRecipe, settings: VllmSettings, scheduler_cls
     if settings.kv_dtype == "fp8":
         arguments["kv_cache_dtype"] = "fp8"
     if not eager:
-        arguments["compilation_config"] = {"cudagraph_capture_sizes": graph_sizes(settings.max_batch_tokens)}
+        compilation: dict[str, Any] = {"cudagraph_capture_sizes": graph_sizes(settings.max_batch_tokens)}
+        if settings.sink_window is not None and settings.device == "cuda":
+            compilation["cudagraph_mode"] = (
+                "FULL"  # attention included; vLLM's default cuts mixed steps at it
+            )
+        arguments["compilation_config"] = compilation
     if recipe.modality is not None:
         others = {"image", "video", "audio"} - {recipe.modality}
         arguments["limit_mm_per_prompt"] = {recipe.modality: 1} | dict.fromkeys(others, 0)

@@ -5,7 +5,12 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from kernels.sink_window import Config, Scratch, sink_window_attention
+from kernels.sink_window import (
+    Config,
+    Scratch,
+    sink_window_attention,
+    sink_window_attention_reference,
+)
 from kernels.sink_window.cases import Batch, Case
 from kernels.sink_window.launcher import FP8, default_config
 
@@ -39,6 +44,24 @@ def formula(case: Case, batch: Batch) -> torch.Tensor:
             out[token] = np.einsum("hgn,nhd->hgd", weights, values[rows])
             token += 1
     return torch.from_numpy(out.reshape(batch.query.shape))
+
+
+def reference(case: Case, batch: Batch) -> torch.Tensor:
+    """`reference.py`'s output for a batch, float64."""
+    fp8 = batch.key_cache.dtype == FP8
+    return sink_window_attention_reference(
+        batch.query,
+        batch.key_cache,
+        batch.value_cache,
+        batch.cu_seqlens_q,
+        batch.seq_lens,
+        batch.block_table,
+        batch.num_sink_tokens,
+        case.window,
+        batch.scale,
+        float(batch.k_scale) if fp8 else 1.0,
+        float(batch.v_scale) if fp8 else 1.0,
+    )
 
 
 def launch(case: Case, batch: Batch, config: Config | None = None) -> torch.Tensor:

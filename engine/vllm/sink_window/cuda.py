@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from vllm.config import VllmConfig
 from vllm.config.cache import CacheDType
+from vllm.config.compilation import CUDAGraphMode
 from vllm.utils.torch_utils import async_tensor_h2d, is_quantized_kv_cache
 from vllm.v1.attention.backend import (
     AttentionCGSupport,
@@ -22,11 +23,12 @@ from vllm.v1.attention.backend import (
 )
 from vllm.v1.attention.backends.triton_attn import TritonAttentionBackend, TritonAttentionImpl
 from vllm.v1.attention.backends.utils import get_num_attention_heads_from_layers
-from vllm.v1.kv_cache_interface import AttentionSpec
+from vllm.v1.kv_cache_interface import AttentionSpec, KVCacheConfig
 from vllm.v1.worker.gpu_worker import Worker
 
 from engine.engine import EngineError
 from engine.vllm.compaction.worker import CompactionWorker
+from engine.vllm.sink_window.graphs import StepGraphs
 from engine.vllm.sink_window.heads import SinkRows, SinkWindowWorker
 from engine.vllm.sink_window.spec import SinkWindowSpec, windowed
 from kernels.sink_window import Scratch
@@ -44,8 +46,8 @@ class SinkWindowMetadata:
 
 
 class SinkWindowCUDABuilder(SinkRows, AttentionMetadataBuilder[SinkWindowMetadata]):
-    # With more than one token in a row vLLM runs attention between piecewise graphs.
-    _cudagraph_support: ClassVar[AttentionCGSupport] = AttentionCGSupport.UNIFORM_SINGLE_TOKEN_DECODE
+    # Grids depend on the numbers of rows and tokens a graph is captured for; rows that pad it are empty.
+    _cudagraph_support: ClassVar[AttentionCGSupport] = AttentionCGSupport.ALWAYS
 
     def __init__(
         self,
@@ -218,4 +220,15 @@ class SinkWindowCUDABackend(TritonAttentionBackend):
 
 
 class SinkWindowGPUWorker(CompactionWorker, SinkWindowWorker, Worker):
-    pass
+    def initialize_from_config(self, kv_cache_config: KVCacheConfig) -> None:
+        super().initialize_from_config(kv_cache_config)
+        runner: Any = self.model_runner
+        manager = runner.cudagraph_manager
+        if manager is not None and manager.cudagraph_mode == CUDAGraphMode.FULL:  # as settings.py asks
+            runner.cudagraph_manager = StepGraphs(
+                self.vllm_config,
+                manager.device,
+                CUDAGraphMode.FULL,
+                manager.decode_query_len,
+                manager.lora_capture_cases,
+            )

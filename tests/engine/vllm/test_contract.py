@@ -90,6 +90,14 @@ CALLS: dict[str, list[str]] = {
         "output",
     ],
     "vllm.v1.worker.gpu_worker:Worker.get_kv_cache_spec": [],
+    "vllm.v1.worker.gpu.cudagraph_utils:ModelCudaGraphManager.__init__": [
+        "vllm_config",
+        "device",
+        "cudagraph_mode",
+        "decode_query_len",
+        "lora_capture_cases",
+    ],
+    "vllm.v1.worker.gpu.cudagraph_utils:CudaGraphManager._init_candidates": [],
     "vllm.v1.worker.gpu_worker:Worker.initialize_from_config": ["kv_cache_config"],
     "vllm.v1.worker.gpu_worker:Worker.execute_model": ["scheduler_output"],
     "vllm.utils.torch_utils:async_tensor_h2d": ["data", "device", "dtype", "out"],
@@ -199,6 +207,13 @@ FIELDS: dict[str, list[str]] = {
         "req_idx",
     ],
     "vllm.v1.worker.utils:AttentionGroup": ["metadata_builders"],
+    "vllm.v1.worker.gpu.cudagraph_utils:BatchExecutionDescriptor": [
+        "cg_mode",
+        "num_tokens",
+        "num_reqs",
+        "uniform_token_count",
+        "num_active_loras",
+    ],
     "vllm.multimodal.inputs:MultiModalFeatureSpec": ["data", "modality", "identifier", "mm_position"],
     "vllm.multimodal.inputs:PlaceholderRange": ["offset", "length"],
 }
@@ -272,6 +287,19 @@ MENTIONS: dict[str, list[str]] = {
     "vllm.v1.worker.gpu_model_runner:GPUModelRunner._update_states": [
         "scheduler_output.new_block_ids_to_zero"
     ],
+    "vllm.v1.worker.gpu.cudagraph_utils:CudaGraphManager.__init__": [
+        "self.max_num_reqs",
+        "self.cudagraph_mode",
+        "self.decode_query_len",
+        "self.lora_capture_cases",
+        "self._candidates",
+        "self._capture_descs",
+    ],
+    "vllm.v1.worker.gpu.cudagraph_utils:ModelCudaGraphManager.capture": [
+        "max_query_len=desc.max_query_len or desc.uniform_token_count",  # 1: no launch for chunks
+    ],
+    "vllm.v1.worker.gpu.cudagraph_utils:prepare_inputs_to_capture": ["max_query_len = num_tokens"],
+    "vllm.v1.worker.gpu.model_runner:GPUModelRunner.__init__": ["self.cudagraph_manager"],
     "vllm.v1.worker.gpu.states:RequestState.__init__": ["self.index_to_req_id"],
     "vllm.v1.worker.gpu.model_states.default:DefaultModelState.prepare_attn": [
         "req_idx=input_batch.idx_mapping_np"
@@ -293,7 +321,8 @@ MEMBERS: dict[str, list[str]] = {
     "vllm.config:SchedulerConfig": ["max_num_batched_tokens"],
     "vllm.config:DeviceConfig": ["device_type"],
     "vllm.v1.attention.backends.registry:AttentionBackendEnum": ["CPU_ATTN", "CUSTOM"],
-    "vllm.v1.attention.backend:AttentionCGSupport": ["UNIFORM_SINGLE_TOKEN_DECODE"],
+    "vllm.v1.attention.backend:AttentionCGSupport": ["ALWAYS"],
+    "vllm.config.compilation:CUDAGraphMode": ["FULL"],
     "vllm.v1.kv_cache_interface:KVCacheSpecKind": ["FULL_ATTENTION"],
     "vllm.v1.kv_cache_interface:FullAttentionSpec": ["page_size_bytes"],
     "vllm.model_executor.models.registry:_ModelRegistry": ["models"],

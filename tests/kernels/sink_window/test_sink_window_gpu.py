@@ -4,11 +4,12 @@ from dataclasses import replace
 
 import pytest
 import torch
-from sink_window_checks import TOLERANCE, launch, relative_error, take
+from sink_window_checks import TOLERANCE, launch, reference, relative_error, take
 
-from kernels.sink_window import Scratch, sink_window_attention, sink_window_attention_reference
-from kernels.sink_window.cases import PRIMARY, Batch, Case, build
-from kernels.sink_window.launcher import FP8
+from kernels.sink_window import Scratch, sink_window_attention
+from kernels.sink_window.cases import PRIMARY, Case, build
+from kernels.sink_window.launcher import FP8, Layer, Step
+from kernels.sink_window.launcher import launch as launch_layer
 
 pytestmark = pytest.mark.gpu
 
@@ -39,23 +40,6 @@ SHAPES = [
     replace(PRIMARY, name="fp16, block 128", rows=ROWS, dtype=torch.float16, block_size=128),
     replace(PRIMARY, name="unlimited", rows=ROWS[:11], window=None),
 ]
-
-
-def reference(case: Case, batch: Batch) -> torch.Tensor:
-    fp8 = batch.key_cache.dtype == FP8
-    return sink_window_attention_reference(
-        batch.query,
-        batch.key_cache,
-        batch.value_cache,
-        batch.cu_seqlens_q,
-        batch.seq_lens,
-        batch.block_table,
-        batch.num_sink_tokens,
-        case.window,
-        batch.scale,
-        float(batch.k_scale) if fp8 else 1.0,
-        float(batch.v_scale) if fp8 else 1.0,
-    )
 
 
 @pytest.mark.parametrize("case", SHAPES, ids=lambda case: case.name)
@@ -122,6 +106,53 @@ def test_one_graph_serves_changing_lengths() -> None:
     graph.replay()
     assert torch.equal(out[:18], launch(long, after))
     assert out[18:].isnan().all()
+
+
+def test_one_graph_serves_decodes_and_chunks() -> None:
+    """A graph of 256 tokens and 40 rows, replayed for batches of other shapes, padded with empty rows."""
+    batches = [
+        replace(PRIMARY, rows=tuple((900 + 211 * i, 1, i) for i in range(40))),
+        replace(
+            PRIMARY, rows=(*tuple((900 + 97 * i, 1, i) for i in range(21)), (5000, 50, 7), (180, 180, 9))
+        ),
+        replace(PRIMARY, rows=((4000, 256, 16),)),
+    ]
+    built = [build(case, seed=26 + i, device="cuda") for i, case in enumerate(batches)]
+    blocks = max(len(batch.key_cache) for batch in built)
+    cache = torch.zeros((2, blocks, *built[0].key_cache.shape[1:]), dtype=torch.bfloat16, device="cuda")
+    columns = max(batch.block_table.shape[1] for batch in built)
+    starts, lengths, sinks = (torch.zeros(n, dtype=torch.int32, device="cuda") for n in (41, 40, 40))
+    table = torch.ones((40, columns), dtype=torch.int32, device="cuda")
+    query = torch.zeros((256, 28, 128), dtype=torch.bfloat16, device="cuda")
+    out = torch.empty_like(query)
+    scratch = Scratch.allocate(40, 28, 4, 128, PRIMARY.window, "cuda")
+    layer = Layer(cache[0], cache[1], 28, torch.bfloat16, PRIMARY.window, built[0].scale)
+    step = Step(256, 256, starts, lengths, table, sinks, scratch)
+    launch_layer(layer, step, query, out)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        launch_layer(layer, step, query, out)
+    for case, batch in zip(batches, built, strict=True):
+        rows, tokens = len(case.rows), len(batch.query)
+        cache[0, : len(batch.key_cache)], cache[1, : len(batch.value_cache)] = (
+            batch.key_cache,
+            batch.value_cache,
+        )
+        starts.fill_(tokens)
+        lengths.zero_()
+        sinks.zero_()
+        starts[: rows + 1], lengths[:rows], sinks[:rows] = (
+            batch.cu_seqlens_q,
+            batch.seq_lens,
+            batch.num_sink_tokens,
+        )
+        table[:rows, : batch.block_table.shape[1]] = batch.block_table
+        query[:tokens] = batch.query
+        out.fill_(float("nan"))
+        graph.replay()
+        assert torch.equal(out[:tokens], launch(case, batch)), case.rows[-1]
+        assert out[tokens:].isnan().all()
 
 
 def test_addresses_past_two_gigabytes() -> None:

@@ -14,7 +14,9 @@ from sink_window_checks import TOLERANCE, formula, launch, relative_error, take
 
 from kernels.sink_window import Scratch, sink_window_attention
 from kernels.sink_window.cases import CORRECTNESS, MIXED, Batch, Case, build
-from kernels.sink_window.launcher import FP8, default_config
+from kernels.sink_window.config import default_config
+from kernels.sink_window.launcher import FP8, Layer, Step
+from kernels.sink_window.launcher import launch as launch_layer
 
 MIXED_CASE = Case("mixed", MIXED, 40, num_heads=6, num_kv_heads=2)
 
@@ -116,6 +118,35 @@ def test_padding_rows_of_a_graph_are_left_alone(device: str) -> None:
     assert out[1:].isnan().all()
 
 
+@pytest.mark.parametrize(
+    "rows", [((60, 1, 4), (90, 33, 17), (150, 1, 0)), ((60, 1, 4), (7, 1, 9)), ((300, 64, 5),)], ids=str
+)
+def test_a_step_laid_out_for_a_graph_serves_any_batch_that_fits(
+    rows: tuple[tuple[int, int, int], ...], device: str
+) -> None:
+    """What a CUDA graph fixes of a launch: 64 tokens, 5 rows, and that there may be chunks."""
+    case = Case("replayed", rows, 24)
+    batch = build(case, seed=13, device=device)
+    layer = Layer(batch.key_cache, batch.value_cache, case.num_heads, case.dtype, case.window, batch.scale)
+    scratch = Scratch.allocate(8, case.num_heads, case.num_kv_heads, case.head_size, case.window, device)
+    starts = batch.cu_seqlens_q.new_full((6,), int(batch.cu_seqlens_q[-1]))
+    lengths, sinks = batch.seq_lens.new_zeros(5), batch.num_sink_tokens.new_zeros(5)
+    table = batch.block_table.new_full((5, batch.block_table.shape[1]), 2**31 - 1)
+    for whole, part in (
+        (starts, batch.cu_seqlens_q),
+        (lengths, batch.seq_lens),
+        (sinks, batch.num_sink_tokens),
+        (table, batch.block_table),
+    ):
+        whole[: len(part)] = part
+    query = torch.full((64, *batch.query.shape[1:]), float("nan"), dtype=case.dtype, device=device)
+    query[: len(batch.query)] = batch.query
+    out = torch.full_like(query, float("nan"))
+    launch_layer(layer, Step(64, 64, starts, lengths, table, sinks, scratch), query, out)
+    real = len(batch.query)
+    assert torch.equal(out[:real], launch(case, batch)) and out[real:].isnan().all()
+
+
 def test_a_query_that_sees_nothing_gets_zeros(device: str) -> None:
     case = Case("empty", ((0, 0, 0), (5, 1, 0)), 24)
     batch = build(case, seed=7, device=device)
@@ -171,8 +202,12 @@ def arguments(batch: Batch, case: Case) -> dict:
 
 
 WRONG = {
-    "query must be": lambda a: {"query": a["query"].float()},
-    "head size 48": lambda a: {"query": a["query"][..., :48], "out": a["out"][..., :48]},
+    "query must be bf": lambda a: {"query": a["query"].float()},
+    "query must be .147 or more, 6, 64": lambda a: {"query": a["query"][..., :48], "out": a["out"][..., :48]},
+    "head size 48": lambda a: {
+        "key_cache": a["key_cache"][..., :48],
+        "value_cache": a["value_cache"][..., :48],
+    },
     "out must be": lambda a: {"out": a["out"].float()},
     "do not fit": lambda a: {"query": a["query"][:, :5], "out": a["out"][:, :5]},
     "the cache must be": lambda a: {

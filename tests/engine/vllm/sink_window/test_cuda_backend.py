@@ -108,7 +108,8 @@ def test_a_batch_through_builder_and_layer_equals_the_reference(cuda, monkeypatc
     builder.sinks_of_rows = lambda batch: (ROWS[names[row]][2] for row in batch.req_idx)
     common, cache = batch_of(names, padding)
     metadata = builder.build(0, common)
-    assert metadata.num_sink_tokens.tolist() == [ROWS[name][2] for name in names] + [0] * padding
+    table, starts, lengths, sinks = metadata.step.rows
+    assert sinks.tolist() == [ROWS[name][2] for name in names] + [0] * padding
     num_tokens = common.num_actual_tokens
     query = torch.randn((num_tokens + 3, HEADS, SIZE), generator=torch.Generator().manual_seed(1))
     query = query.to(torch.bfloat16)
@@ -121,10 +122,10 @@ def test_a_batch_through_builder_and_layer_equals_the_reference(cuda, monkeypatc
         query[:num_tokens],
         keys,
         values,
-        metadata.query_start_loc,
-        metadata.seq_lens,
-        metadata.block_table,
-        metadata.num_sink_tokens,
+        starts,
+        lengths,
+        table,
+        sinks,
         W,
         SIZE**-0.5,
     )
@@ -139,20 +140,85 @@ def test_the_sinks_keep_their_address_and_follow_the_batch(cuda, monkeypatch):
     addresses = set()
     for rows in ([7, 8, 9], [1, 2, 3], [1, 2, 3], [0, 2, 5]):
         builder.sinks_of_rows = lambda batch, rows=rows: iter(rows)
-        metadata = builder.build(0, common)
-        assert metadata.num_sink_tokens.tolist() == rows
-        addresses.add(metadata.num_sink_tokens.data_ptr())
+        sinks = builder.build(0, common).step.rows[3]
+        assert sinks.tolist() == rows
+        addresses.add(sinks.data_ptr())
     assert len(addresses) == 1
 
 
 def test_the_dry_runs_before_the_worker_is_there_see_no_sinks(cuda, monkeypatch):
     common, _ = batch_of(["b", "c"])
-    assert new_builder(cuda, monkeypatch).build_for_cudagraph_capture(common).num_sink_tokens.tolist() == [
-        0,
-        0,
-    ]
+    metadata = new_builder(cuda, monkeypatch).build_for_cudagraph_capture(common)
+    assert metadata.step.rows[3].tolist() == [0, 0]
     out = torch.ones(3, HEADS, SIZE)
     assert not new_impl(cuda).forward(None, out, out, out, out, None, out).any()
+
+
+def test_a_layer_follows_its_memory(cuda, monkeypatch):
+    """vLLM measures with a small cache first, then hands over the real one."""
+    builder = new_builder(cuda, monkeypatch)
+    common, cache = batch_of(["c"])
+    metadata = builder.build(0, common)
+    query = torch.randn((1, HEADS, SIZE), generator=torch.Generator().manual_seed(1)).to(torch.bfloat16)
+    layer = SimpleNamespace(_k_scale=torch.tensor(1.0), _v_scale=torch.tensor(1.0))
+    impl, other = new_impl(cuda), new_impl(cuda)
+    outs = [torch.empty_like(query) for _ in range(3)]
+    impl.forward(layer, query, query, query, cache, metadata, outs[0])
+    impl.forward(layer, query, query, query, 2 * cache, metadata, outs[1])
+    other.forward(layer, query, query, query, 2 * cache, metadata, outs[2])
+    assert torch.equal(outs[1], outs[2]) and not torch.equal(outs[0], outs[1])
+
+
+@pytest.fixture
+def graphs(monkeypatch) -> Any:
+    from vllm.config.compilation import CUDAGraphMode
+    from vllm.v1.worker.gpu import cudagraph_utils
+
+    from engine.vllm.settings import graph_sizes
+    from engine.vllm.sink_window.graphs import StepGraphs
+
+    rank = SimpleNamespace(is_first_rank=True, is_last_rank=True)
+    monkeypatch.setattr(cudagraph_utils, "get_pp_group", lambda: rank)
+    monkeypatch.setattr(
+        cudagraph_utils, "current_platform", SimpleNamespace(get_global_graph_pool=lambda: None)
+    )
+    sizes = graph_sizes(1024)
+    config: Any = SimpleNamespace(
+        scheduler_config=SimpleNamespace(max_num_seqs=100),
+        compilation_config=SimpleNamespace(
+            cudagraph_capture_sizes=sizes, max_cudagraph_capture_size=sizes[-1]
+        ),
+        parallel_config=SimpleNamespace(tensor_parallel_size=1),
+        cache_config=SimpleNamespace(use_kda_recoverssm=False),
+        speculative_config=None,
+    )
+    found = StepGraphs(config, torch.device("cpu"), CUDAGraphMode.FULL, 1)
+    found._graphs_captured = True
+    return found
+
+
+@pytest.mark.parametrize(
+    "num_rows,num_tokens,longest,expected",
+    [
+        (1, 1, 1, (1, 1, 1)),
+        (90, 90, 1, (96, 96, 1)),
+        (98, 98, 1, (104, 100, None)),  # beyond the last size of decodes: any batch's
+        (90, 91, 2, (96, 96, None)),
+        (1, 90, 90, (96, 96, None)),
+        (100, 1000, 50, (1024, 100, None)),
+    ],
+)
+def test_a_step_takes_the_smallest_graph_that_fits_and_decodes_have_their_own(
+    graphs, num_rows, num_tokens, longest, expected
+):
+    uniform = longest if num_rows * longest == num_tokens else None
+    graph = graphs.dispatch(num_rows, num_tokens, uniform, 0, longest)
+    assert (graph.num_tokens, graph.num_reqs, graph.uniform_token_count) == expected
+    assert graph in graphs._capture_descs[graph.cg_mode]
+
+
+def test_larger_steps_run_without_a_graph(graphs):
+    assert not graphs.dispatch(100, 1025, None, 0, 50).cg_mode
 
 
 def test_what_the_kernel_cannot_do_fails_at_start_and_says_what_to_change(cuda, monkeypatch):
