@@ -333,11 +333,14 @@ class MiniCPMO45(MiniCPMO):
 
         units: list[Pcm] = []
         if ear.mel is None:
-            needed = SAMPLE_RATE + FIRST_EXTRA_SAMPLES + (JITTER_SAMPLES if ear.is_continuous else 0)
+            extra = FIRST_EXTRA_SAMPLES + (JITTER_SAMPLES if ear.is_continuous else 0)
             is_enough = len(ear.rest) >= SAMPLE_RATE or is_end or ear.is_continuous
             if not len(ear.rest) or not is_enough:
                 return units
-            ear.rest = np.pad(ear.rest, (max(0, needed - len(ear.rest)), 0))
+            missing = SAMPLE_RATE + extra - len(ear.rest)
+            if missing < 0:  # several seconds come at once: for them too
+                missing = missing % SAMPLE_RATE if missing % SAMPLE_RATE <= extra else 0
+            ear.rest = np.pad(ear.rest, (missing, 0))
             ear.mel = MelStream()
             units.append(ear.rest[:FIRST_SAMPLES])
             ear.rest = ear.rest[FIRST_SAMPLES:]
