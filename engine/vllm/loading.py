@@ -23,6 +23,7 @@ from vllm.v1.executor import Executor
 
 from engine.engine import EngineError
 from engine.models.family import EngineRecipe
+from engine.vllm import footprint
 from engine.vllm.scheduler import AsyncParkingScheduler, ParkingScheduler
 from engine.vllm.settings import VllmSettings, compaction, engine_arguments, max_model_len
 from engine.vllm.sink_window import starting
@@ -66,10 +67,13 @@ def _build(recipe: EngineRecipe, settings: VllmSettings) -> EngineCore:
     try:
         core = _Core(config, Executor.get_class(config), log_stats=False)
     except ValueError as error:
+        if (refusal := footprint.explained(error)) is not None:
+            raise refusal from error
         if settings.sink_window is None or "Selected backend" not in str(error):
             raise
         raise EngineError(f"{starting.UNFIT}: {error}") from error
     starting.report(config, core.scheduler.kv_cache_config)  # pyright: ignore[reportAttributeAccessIssue]
+    footprint.report(core)
     return core
 
 
@@ -130,7 +134,7 @@ def _check_pool(config: VllmConfig, recipe: EngineRecipe, settings: VllmSettings
     model, parallel = config.model_config, config.parallel_config
     if model.is_hybrid or model.use_mla:
         return  # their caches are of another shape; vLLM has its own check
-    dtype_bytes = model.dtype.itemsize
+    dtype_bytes = 1 if settings.kv_dtype == "fp8" else model.dtype.itemsize
     token_bytes = (
         2 * model.get_num_layers(parallel) * model.get_num_kv_heads(parallel) * model.get_head_size()
     ) * dtype_bytes

@@ -42,6 +42,9 @@ CALLS: dict[str, list[str]] = {
     "vllm.config:ModelConfig.get_num_kv_heads": ["parallel_config"],
     "vllm.config:ModelConfig.get_head_size": [],
     "vllm.v1.core.block_pool:BlockPool.get_num_free_blocks": [],
+    # footprint.py
+    "vllm.config:ModelConfig.get_inputs_embeds_size": [],
+    "vllm.v1.worker.worker_base:WorkerBase.get_model": [],
     # sink_window/
     "vllm.v1.attention.backends.registry:register_backend": ["backend", "class_path"],
     "vllm.v1.kv_cache_spec_registry:KVCacheSpecRegistry.register": ["kvcache_spec_cls", "manager_class"],
