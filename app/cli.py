@@ -106,6 +106,13 @@ def talk(
         float,
         typer.Option(help="Give up without an answer within so long.", envvar="METRONOME_TALK_WAIT_S", min=1),
     ] = 60.0,
+    voice: Annotated[
+        bool, typer.Option("--voice", help="Ask for spoken answers; they are not played.")
+    ] = False,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Write the spoken answers to this WAV file (implies --voice).", show_default=False),
+    ] = None,
     verbose: Annotated[bool, typer.Option("--verbose", help="Print tick figures too.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print each event as one JSON line.")] = False,
 ) -> None:
@@ -119,7 +126,8 @@ def talk(
         raise typer.BadParameter(f"must be server_vad or manual; got {turn!r}", param_hint="--turn")
     if bool(files) == mic:
         raise typer.BadParameter("give one or more FILES, or --mic", param_hint="FILES")
-    options = talking.TalkOptions(url, turn, instructions, max_tokens, wait_s)
+    is_aloud = voice or out is not None
+    options = talking.TalkOptions(url, turn, instructions, max_tokens, wait_s, is_aloud, out)
     printer = talking.JsonPrinter() if as_json else talking.TextPrinter(verbose=verbose)
     raise typer.Exit(talking.main(options, list(files or []), printer))
 

@@ -55,6 +55,9 @@ def load(
     repeat: Annotated[
         bool, _option("REPEAT", "Call again after a session, or when a refusal's retry_after_ms is over.")
     ] = False,
+    voice: Annotated[
+        bool, _option("VOICE", "Ask for spoken answers, and wait until they would have been played.")
+    ] = False,
     pause_s: Annotated[
         float, _option("PAUSE_S", "Mean pause between an answer and the next turn.", 0.1, 3600)
     ] = 2.0,
@@ -85,7 +88,7 @@ def load(
     options = LoadOptions(
         url=url, files=tuple(files or [BUNDLED]), clients=clients, duration_s=duration_s, turn=turn,
         arrival=arrival, per_s=per_s, step_clients=step_clients, step_s=step_s, session_s=session_s,
-        lengths=lengths, pause_s=pause_s, wait_s=wait_s, vanish=vanish, slow=slow, repeat=repeat,
+        lengths=lengths, pause_s=pause_s, wait_s=wait_s, vanish=vanish, slow=slow, repeat=repeat, voice=voice,
         processes=processes, key=key, seed=seed,
     )  # fmt: skip
     from app import load as loading

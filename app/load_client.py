@@ -23,6 +23,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketExce
 
 from app.load_figures import Figures
 from app.load_plan import Caller, LoadOptions, Manner, session_length_s
+from app.playing import REPORT_S, Player
 from app.speaking import Speaker
 from app.talk import Turns
 
@@ -46,6 +47,7 @@ class Listener:
 
     def __init__(self, figures: Figures, turn: str, began_at: float) -> None:
         self.turns = Turns()
+        self.player = Player()
         self.is_accepted = False
         self.retry_s: float | None = None  # set by a refusal
         self._figures = figures
@@ -87,7 +89,12 @@ class Listener:
                 figures.warnings[str(event.get("code"))] += 1
             case "error":
                 self._on_error(event)
+        self.player.on_event(event, now)
         self.turns.on_event(event)
+
+    def is_answered(self, num_before: int, now: float) -> bool:
+        """What was said since then has been answered, and the answer's sound played."""
+        return self.turns.is_answered(num_before) and not self.player.is_playing(now)
 
     def _on_tick(self, event: dict[str, Any], now: float) -> None:
         late_ms = float(event.get("lateness_ms") or 0.0)
@@ -138,13 +145,15 @@ class Call:
         length_s = session_length_s(options, self._rng)
         is_slow = self._caller.manner is Manner.READS_SLOWLY
         listener = Listener(figures, options.turn, now)
-        query = urlencode({"sample_rate": self._speech.rate, "turn": options.turn})
+        query = {"sample_rate": self._speech.rate, "turn": options.turn}
+        if options.voice:
+            query["voice"] = "on"
         headers = {"Authorization": f"Bearer {options.key}"} if options.key else None
         figures.attempts += 1
         figures.active += 1
         try:
             async with connect(
-                f"{options.url}{'&' if '?' in options.url else '?'}{query}",
+                f"{options.url}{'&' if '?' in options.url else '?'}{urlencode(query)}",
                 additional_headers=headers,
                 compression=None,
                 proxy=None,  # it would be measured too
@@ -166,6 +175,7 @@ class Call:
     async def _talk(self, socket: ClientConnection, listener: Listener, end_at: float) -> None:
         reader = asyncio.create_task(self._read(socket, listener))
         speaker = asyncio.create_task(self._speak(socket, listener))
+        reporter = asyncio.create_task(self._report(socket, listener.player))
         vanishes = self._caller.manner is Manner.VANISHES
         if vanishes:
             end_at = time.monotonic() + self._rng.random() * min(end_at - time.monotonic(), 60.0)
@@ -185,9 +195,9 @@ class Call:
             else:
                 self._figures.ended_by_client["left"] += 1
         finally:
-            for task in (reader, speaker):
+            for task in (reader, speaker, reporter):
                 task.cancel()
-            await asyncio.gather(reader, speaker, return_exceptions=True)
+            await asyncio.gather(reader, speaker, reporter, return_exceptions=True)
 
     async def _read(self, socket: ClientConnection, listener: Listener) -> None:
         while True:
@@ -198,6 +208,13 @@ class Call:
             self._figures.bytes_in += len(message)
             if self._caller.manner is Manner.READS_SLOWLY:
                 await asyncio.sleep(SLOW_READ_S)
+
+    async def _report(self, socket: ClientConnection, player: Player) -> None:
+        """What would have been played of spoken answers, as often as a page tells it."""
+        while self._options.voice:
+            await asyncio.sleep(REPORT_S)
+            if (message := player.report(time.monotonic())) is not None:
+                await socket.send(json.dumps(message))
 
     async def _speak(self, socket: ClientConnection, listener: Listener) -> None:
         """Turn after turn, until cancelled or the server closes."""
@@ -213,18 +230,19 @@ class Call:
             if options.turn == "manual":
                 await socket.send('{"type": "input.commit"}')
             if options.turn != "continuous":
-                await self._await_answer(speaker, listener.turns, num_answers)
+                await self._await_answer(speaker, listener, num_answers)
             await self._silence(speaker, self._rng.uniform(0.5, 1.5) * options.pause_s)
             turn += 1
 
-    async def _await_answer(self, speaker: Speaker, turns: Turns, num_before: int) -> None:
+    async def _await_answer(self, speaker: Speaker, listener: Listener, num_before: int) -> None:
         """Silence goes on meanwhile, as from a microphone; in manual mode it would join the next turn."""
         try:
             async with asyncio.timeout(self._options.wait_s):
-                while not turns.is_answered(num_before):
+                while not listener.is_answered(num_before, time.monotonic()):
                     if self._options.turn == "manual":
-                        turns.changed.clear()
-                        await turns.changed.wait()
+                        listener.turns.changed.clear()
+                        with contextlib.suppress(TimeoutError):
+                            await asyncio.wait_for(listener.turns.changed.wait(), REPORT_S)
                     else:
                         await self._send(speaker, speaker.silence)
         except TimeoutError:

@@ -33,6 +33,7 @@ class LoadOptions:
     vanish: float = 0.0
     slow: float = 0.0
     repeat: bool = False
+    voice: bool = False
     processes: int | None = None
     key: str | None = None
     seed: int = 0

@@ -10,6 +10,8 @@ import asyncio
 import contextlib
 import json
 import sys
+import time
+import wave
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +23,7 @@ from rich.console import Console
 from rich.markup import escape
 from websockets.asyncio.client import ClientConnection, connect
 
+from app.playing import REPORT_S, FirstTimes, Player
 from app.speaking import (
     CHUNK_MS,
     ClientError,
@@ -49,6 +52,8 @@ class TalkOptions:
     instructions: str | None = None
     max_tokens: int | None = None
     wait_s: float = 60.0  # for an answer, from the recording's end
+    is_aloud: bool = False  # ask for spoken answers
+    out: Path | None = None  # a WAV file for them
 
 
 class Printer(Protocol):
@@ -91,6 +96,12 @@ class TextPrinter:
             case "response.done":
                 reason = event.get("reason")
                 show("" if reason == "stop" else f" [dim]({reason})[/dim]")
+            case "response.heard":
+                show(f"[dim]the answer was heard up to: {escape(str(event.get('text', '')))}[/dim]")
+            case "client.timing":
+                sound_ms = event.get("first_sound_ms")
+                sound = "" if sound_ms is None else f", first sound after {sound_ms} ms"
+                show(f"[dim]first text after {event.get('first_text_ms')} ms{sound}[/dim]")
             case "warning":
                 show(f"[yellow]warning:[/yellow] {escape(str(event.get('message')))}")
             case "tick" if self._verbose:
@@ -114,9 +125,17 @@ class Turns:
         self._is_speaking = False
         self._is_owed = False  # speech ended, its answer has not
         self._is_answering = False
+        self._is_aloud = False
+        self._is_sounding = False  # sound of an answer is still to come
 
     def on_event(self, event: dict[str, Any]) -> None:
         match event.get("type"):
+            case "session.created" | "session.updated":
+                self._is_aloud = bool(event.get("voice"))
+            case "response.text.delta":
+                self._is_sounding = self._is_aloud
+            case "response.audio.done" | "response.flush":
+                self._is_sounding = False
             case "speech.started":
                 self._is_speaking = True
             case "speech.stopped":
@@ -132,44 +151,93 @@ class Turns:
 
     def is_answered(self, num_before: int) -> bool:
         """All that was said since then has been answered. A pause in a recording may give several answers."""
-        is_open = self._is_speaking or self._is_owed or self._is_answering
+        is_open = self._is_speaking or self._is_owed or self._is_answering or self._is_sounding
         return self.num_answers > num_before and not is_open
 
 
 async def speak_turn(
-    socket: ClientConnection, speaker: Speaker, turns: Turns, recording: Sequence[bytes], options: TalkOptions
+    socket: ClientConnection, speaker: Speaker, ears: Ears, recording: Sequence[bytes], options: TalkOptions
 ) -> None:
-    """One recording, then silence (server_vad) or a commit (manual), until it is answered."""
+    """One recording, then silence (server_vad) or a commit (manual), until its answer is over, sound too."""
+    turns = ears.turns
     before = turns.num_answers
     for chunk in recording:
         await speaker.send(chunk)
+    ears.times.spoken(time.monotonic())
     if options.turn == "manual":
         await socket.send(json.dumps({"type": "input.commit"}))
 
     async def answered() -> None:
-        while turns.error is None and not turns.is_answered(before):
+        while turns.error is None:
+            is_playing = ears.player.is_playing(time.monotonic())
+            if turns.is_answered(before) and not is_playing:
+                return
             if options.turn == "server_vad":
                 await speaker.send(speaker.silence)
-            else:
-                turns.changed.clear()
-                await turns.changed.wait()
+                continue
+            turns.changed.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(REPORT_S if is_playing else None):
+                    await turns.changed.wait()
 
     try:
         async with asyncio.timeout(options.wait_s):
             await answered()
     except TimeoutError:
         raise TalkError(f"no answer within {options.wait_s:g} s of the end of the recording") from None
+    if turns.error is None:
+        ears.printer.event(ears.times.as_event())
     speaker.restart()
 
 
-async def listen(socket: ClientConnection, turns: Turns, printer: Printer) -> None:
-    """Print and note events until the server closes. Binary messages (spoken answers) are passed over."""
-    with contextlib.suppress(websockets.ConnectionClosed):
-        async for message in socket:
-            if isinstance(message, str):
-                event = json.loads(message)
-                printer.event(event)
-                turns.on_event(event)
+class Ears:
+    """The listening side: events are printed and noted, sound is kept, and what was played is reported."""
+
+    def __init__(self, printer: Printer) -> None:
+        self.printer = printer
+        self.turns = Turns()
+        self.player = Player()
+        self.times = FirstTimes()
+        self.sound = bytearray()  # PCM of all answers
+        self._rate = 24_000
+
+    async def listen(self, socket: ClientConnection) -> None:
+        """Until the server closes."""
+        with contextlib.suppress(websockets.ConnectionClosed):
+            async for message in socket:
+                if isinstance(message, bytes):
+                    self.sound += message
+                    continue
+                event, now = json.loads(message), time.monotonic()
+                self._rate = event.get("voice_sample_rate") or self._rate
+                self.printer.event(event)
+                self.times.on_event(event, now)
+                self.player.on_event(event, now)
+                self.turns.on_event(event)
+                if event.get("type") == "response.flush":
+                    await self._report(socket)
+
+    async def report(self, socket: ClientConnection) -> None:
+        """Say what was played, as often as a page does, until cancelled."""
+        with contextlib.suppress(websockets.ConnectionClosed):
+            while True:
+                await asyncio.sleep(REPORT_S)
+                await self._report(socket)
+
+    def save(self, path: Path) -> None:
+        """All that was spoken, as a WAV file. Raises ClientError."""
+        try:
+            with path.open("wb") as raw, wave.open(raw, "wb") as file:
+                file.setnchannels(1)
+                file.setsampwidth(2)
+                file.setframerate(self._rate)
+                file.writeframes(bytes(self.sound))
+        except OSError as error:
+            raise TalkError(f"cannot write {path}: {error}") from None
+
+    async def _report(self, socket: ClientConnection) -> None:
+        if (message := self.player.report(time.monotonic())) is not None:
+            await socket.send(json.dumps(message))
 
 
 async def microphone(rate: int) -> AsyncIterator[bytes]:
@@ -212,11 +280,14 @@ async def converse(
     query: dict[str, Any] = {"sample_rate": rate, "turn": options.turn}
     if options.max_tokens is not None:
         query["max_tokens"] = options.max_tokens
-    turns = Turns()
+    if options.is_aloud:
+        query["voice"] = "on"
+    ears = Ears(printer)
     separator = "&" if "?" in options.url else "?"
     async with connect(f"{options.url}{separator}{urlencode(query)}", max_size=1 << 24) as socket:
-        listening = asyncio.create_task(listen(socket, turns, printer))
-        speaking = asyncio.create_task(_speak(socket, turns, recordings, rate, options, sleep))
+        listening = asyncio.create_task(ears.listen(socket))
+        reporting = asyncio.create_task(ears.report(socket))
+        speaking = asyncio.create_task(_speak(socket, ears, recordings, rate, options, sleep))
         try:
             await asyncio.wait({listening, speaking}, return_when=asyncio.FIRST_COMPLETED)
             if speaking.done() and not isinstance(speaking.exception(), websockets.ConnectionClosed):
@@ -224,17 +295,19 @@ async def converse(
             else:
                 await listening  # the server closed; what it said last is why
         finally:
-            for task in (listening, speaking):
+            for task in (listening, reporting, speaking):
                 task.cancel()
-            await asyncio.gather(listening, speaking, return_exceptions=True)
+            await asyncio.gather(listening, reporting, speaking, return_exceptions=True)
+    if options.out is not None:
+        ears.save(options.out)
     return _status(
-        turns, socket, printer, is_finished=not speaking.cancelled() and speaking.exception() is None
+        ears.turns, socket, printer, is_finished=not speaking.cancelled() and speaking.exception() is None
     )
 
 
 async def _speak(
     socket: ClientConnection,
-    turns: Turns,
+    ears: Ears,
     recordings: Sequence[Samples],
     rate: int,
     options: TalkOptions,
@@ -247,7 +320,7 @@ async def _speak(
             await socket.send(chunk)
     speaker = Speaker(socket, rate, sleep)
     for samples in recordings:
-        await speak_turn(socket, speaker, turns, chunks(samples, rate), options)
+        await speak_turn(socket, speaker, ears, chunks(samples, rate), options)
 
 
 def _status(turns: Turns, socket: ClientConnection, printer: Printer, is_finished: bool) -> int:

@@ -24,6 +24,7 @@ from app.settings import load as load_settings
 from app.speaking import ClientError
 from tests.support.serving import serving
 from tests.support.stage import pcm
+from tests.support.voices import ToneVoice
 
 SPEECH = Path(__file__).parents[1] / "data" / "speech" / "austen-0880.wav"
 
@@ -189,6 +190,14 @@ async def test_a_caller_takes_turns_and_leaves():
     assert figures.client_lateness.count == figures.first_text.count >= 1
     assert figures.bytes_out >= 6400 and figures.bytes_in > 0 and figures.slip.count >= 10
     assert figures.ended_by_client == {"left": 1} and not figures.closed_by_server
+
+
+async def test_a_caller_with_a_voice_hears_the_answer_before_it_goes_on():
+    async with serving(voice=ToneVoice()) as server:
+        figures = await call(f"ws://127.0.0.1:{server.port}/v1/stream", voice=True, seconds=5.0)
+        tally = server.service.conductor.tally()
+    assert figures.first_sound.count >= 2 and figures.bytes_in > 48_000
+    assert tally.interruptions == 0 and figures.unanswered == 0
 
 
 async def test_a_caller_that_vanishes_leaves_nothing_behind():

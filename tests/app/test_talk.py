@@ -20,6 +20,9 @@ from websockets.asyncio.server import ServerConnection, serve
 
 from app import speaking, talk
 from app.talk import ANSWERED, FAILED, REFUSED, TalkOptions, converse
+from engine.voice.voice import VOICE_RATE
+from tests.support.serving import serving as serve_for_real
+from tests.support.voices import CHAR_SAMPLES, ToneVoice
 
 Handler = Callable[[ServerConnection], Awaitable[None]]
 
@@ -127,6 +130,7 @@ async def test_a_turn_in_server_vad_is_answered_after_silence(tmp_path: Path):
         "response.created",
         "response.text.delta",
         "response.done",
+        "client.timing",
     ]
 
 
@@ -141,6 +145,28 @@ async def test_several_files_are_turns_of_one_session(tmp_path: Path):
         "turn 2",
         "turn 3",
     ]
+
+
+async def test_spoken_answers_are_waited_for_reported_and_saved(tmp_path: Path):
+    notes, out = Notes(), tmp_path / "answers.wav"
+    async with serve_for_real(voice=ToneVoice()) as server:
+        options = TalkOptions(f"ws://127.0.0.1:{server.port}/v1/stream", "manual", is_aloud=True, out=out)
+        assert await converse(options, [recording(tmp_path, 0.3)] * 2, notes) == ANSWERED
+        tally = server.service.conductor.tally()
+    assert tally.interruptions == 0  # the second turn waited until the first answer was played
+    pcm, rate = soundfile.read(out)
+    said = "".join(e["delta"] for e in notes.events if e["type"] == "response.text.delta")
+    assert rate == VOICE_RATE and len(pcm) == len(said) * CHAR_SAMPLES
+    times = [e for e in notes.events if e["type"] == "client.timing"]
+    assert len(times) == 2 and all(0 <= t["first_text_ms"] <= t["first_sound_ms"] for t in times)
+
+
+async def test_a_file_that_cannot_be_written_is_told(tmp_path: Path):
+    notes = Notes()
+    async with serving(Listener()) as url:
+        options = TalkOptions(url, out=tmp_path / "nowhere" / "answers.wav")
+        with pytest.raises(talk.TalkError, match="cannot write"):
+            await converse(options, [recording(tmp_path)], notes, no_wait)
 
 
 async def test_a_pause_inside_a_recording_does_not_end_it(tmp_path: Path):
