@@ -50,6 +50,7 @@ class Service:
             self.session_defaults,
             max_session_tokens=limits.max_session_tokens,
             max_head_tokens=limits.max_head_tokens,
+            max_dropped_tokens=limits.max_dropped_tokens,
         )
 
     def on_sample(self, sample: TickSample, now: float) -> None:

@@ -18,6 +18,7 @@ class SessionConfig:
     max_tokens_ceiling: int = 1024  # the most a client may ask for
     max_session_tokens: int | None = 4096  # None: no end
     max_head_tokens: int | None = None  # the longest head the engine keeps; None: any
+    max_dropped_tokens: int | None = None  # the most that can be taken back of an answer; None: any
     is_aloud: bool = False  # whether answers are spoken, until an update
     voice_rate: int | None = None  # samples a second of the server's voice; None: it has none
     budget_s: float = 2.0  # B

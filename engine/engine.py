@@ -20,6 +20,7 @@ class EngineLimits:
     blocks_per_session: int  # the most one session can hold: what a permit reserves
     max_batch_tokens: int  # tokens of one engine step
     max_head_tokens: int | None = None  # the longest head that is kept; None: any
+    max_dropped_tokens: int | None = None  # how far a session can go back by `Work.keep_tokens`; None: any
 
 
 @dataclass(frozen=True, slots=True)

@@ -207,11 +207,14 @@ class Session:
         if intake.transcript is not None:
             outputs.append(InputTranscript(text=intake.transcript))
         kept = self._answering.kept(now)
+        num_dropped = 0 if kept is None else kept.num_dropped_tokens
+        if self.config.max_dropped_tokens is not None:
+            num_dropped = min(num_dropped, self.config.max_dropped_tokens)
         work = self._conversation.take_in(
             intake,
             is_final=is_final,
             max_tokens=min(self._family.info.max_tokens_per_tick, self._max_tokens),
-            num_dropped=0 if kept is None else kept.num_dropped_tokens,
+            num_dropped=num_dropped,
         )
         if work is None:
             if is_final and self._mode is TurnMode.MANUAL:

@@ -83,6 +83,8 @@ class SessionCore:
             blocks_per_session=blocks_per_session(scheduler.kv_cache_config, config),
             max_batch_tokens=scheduler.max_num_scheduled_tokens,
             max_head_tokens=None if window is None else window.max_sink_tokens,
+            # What comes before the window was freed; a few tokens are decoded after a cancel, unreported.
+            max_dropped_tokens=None if window is None else max(0, window.window_tokens - 32),
         )
         max_item_tokens = min(
             scheduler.max_num_encoder_input_tokens,

@@ -266,6 +266,16 @@ def test_an_answer_played_to_its_end_is_whole_and_a_cancel_after_it_says_nothing
     assert cache(stage) == f"echo: {STORY}|(next)echo: next"
 
 
+def test_no_more_is_taken_back_than_the_engine_can():
+    stage, session = spoken_stage(max_dropped_tokens=20)
+    commit(stage, session)
+    until_written(stage)
+    commit(stage, session)
+    played(stage, session, 0)
+    until_written(stage, 2)
+    assert cache(stage).startswith(f"echo: {STORY[:-20]}|(next)")
+
+
 def test_text_only_an_interruption_keeps_what_was_sent():
     stage = Stage(Hears(), tokens_per_step=4)
     session = stage.open(max_tokens=200)
