@@ -122,11 +122,33 @@ CALLS: dict[str, list[str]] = {
         "hf_processor_mm_kwargs",
     ],
     "vllm.multimodal.inputs:MultiModalKwargsItems.from_hf_inputs": ["hf_inputs", "config_by_key"],
+    # minicpmo.py
+    "vllm.multimodal.registry:MultiModalRegistry.register_processor": ["processor", "info", "dummy_inputs"],
+    "vllm.multimodal.processing:BaseMultiModalProcessor.get_dummy_mm_inputs": ["mm_counts"],
+    "vllm.multimodal.processing:BaseProcessingInfo.get_supported_mm_limits": [],
+    "vllm.multimodal.processing:BaseProcessingInfo.get_mm_max_tokens_per_item": ["seq_len", "mm_counts"],
+    "vllm.multimodal.inputs:MultiModalFieldConfig.batched": ["modality"],
+    "vllm.inputs:mm_input": ["prompt_token_ids", "mm_kwargs", "mm_hashes", "mm_placeholders"],
+    "vllm.model_executor.models.interfaces:SupportsMultiModal._mark_language_model": ["vllm_config"],
+    "vllm.model_executor.models.interfaces:SupportsMultiModal._mark_tower_model": [
+        "vllm_config",
+        "modalities",
+    ],
+    "vllm.model_executor.models.minicpmo:MiniCPMWhisperEncoder.__init__": ["config"],
+    "vllm.model_executor.models.minicpmo:MiniCPMWhisperEncoderLayer.forward": [
+        "hidden_states",
+        "attention_mask",
+    ],
+    "vllm.model_executor.models.minicpmo:MultiModalProjector.__init__": ["in_dim", "out_dim"],
+    "vllm.model_executor.models.qwen2:Qwen2ForCausalLM.__init__": ["vllm_config", "prefix"],
+    "vllm.model_executor.models.qwen3:Qwen3ForCausalLM.__init__": ["vllm_config", "prefix"],
+    "vllm.model_executor.models.utils:AutoWeightsLoader.load_weights": ["weights", "mapper"],
 }
 
 # class -> fields we set or read
 FIELDS: dict[str, list[str]] = {
     "vllm.engine.arg_utils:EngineArgs": [
+        "skip_tokenizer_init",
         "model",
         "dtype",
         "load_format",
@@ -308,6 +330,7 @@ MENTIONS: dict[str, list[str]] = {
         "req_idx=input_batch.idx_mapping_np"
     ],
     "vllm.v1.worker.utils:customize_attention_spec": ["backend.customize_spec(spec)"],
+    "vllm.model_executor.models.minicpmo:MiniCPMWhisperEncoderLayer.forward": ["outputs = (hidden_states,)"],
     "vllm.platforms.cpu:CpuPlatform.get_attn_backend_cls": ["AttentionBackendEnum.CPU_ATTN.get_path()"],
     "vllm.v1.core.sched.utils:check_stop": ["request.num_output_tokens >= request.max_tokens"],
 }
@@ -329,6 +352,8 @@ MEMBERS: dict[str, list[str]] = {
     "vllm.v1.kv_cache_interface:KVCacheSpecKind": ["FULL_ATTENTION"],
     "vllm.v1.kv_cache_interface:FullAttentionSpec": ["page_size_bytes"],
     "vllm.model_executor.models.registry:_ModelRegistry": ["models"],
+    "vllm.multimodal.processing:BaseMultiModalProcessor": ["requires_tokenizer"],
+    "vllm.model_executor.models.qwen3:Qwen3ForCausalLM": ["packed_modules_mapping"],
 }
 
 
