@@ -52,7 +52,7 @@ class KeyMover:
             keys.move(np.array([0]), np.array([1]))  # compiles the kernel, on vLLM's null block
             self._by_group[kind.group].append(keys)
 
-    def move(self, moves: Sequence[tuple[Sequence[int], int]], group: int = 0) -> None:
+    def move(self, moves: Sequence[tuple[Sequence[int] | np.ndarray, int]], group: int = 0) -> None:
         """Turn blocks of keys back in place, in every layer of a KV cache group.
 
         A move is one session's (block ids, distance in tokens): whole blocks, the last may be partly filled.
