@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import pytest
 from pydantic import TypeAdapter
 
 from engine.events import (
     Error,
     InputTranscript,
     Pong,
+    ResponseAudio,
+    ResponseAudioDone,
     ResponseCreated,
     ResponseDone,
+    ResponseFlush,
+    ResponseHeard,
     ResponseTextDelta,
     ServerEvent,
     SessionCreated,
@@ -24,7 +29,7 @@ _ADAPTER: TypeAdapter[ServerEvent] = TypeAdapter(ServerEvent)
 
 
 class Grammar:
-    """Feed it every text message of one session; it asserts that each is allowed where it stands."""
+    """Feed it every message of one session; it asserts that each is allowed where it stands."""
 
     def __init__(self) -> None:
         self.events: list[ServerEvent] = []
@@ -32,8 +37,22 @@ class Grammar:
         self._seq = 0
         self._response_id: str | None = None
         self._speech_ms = 0
+        self._texts: dict[str, str] = {}  # of all answers
+        self._sounding: dict[str, int] = {}  # answers that may still sound -> ms so far
+        self._flushed: set[str] = set()
+        self._awaited_bytes: int | None = None  # of the binary message that must come next
 
-    def push(self, text: str) -> ServerEvent:
+    @property
+    def response_ids(self) -> list[str]:
+        return list(self._texts)
+
+    def push(self, text: str | bytes) -> ServerEvent | None:
+        """None for a binary message."""
+        if isinstance(text, bytes):
+            assert len(text) == self._awaited_bytes, "sound that was not announced"
+            self._awaited_bytes = None
+            return None
+        assert self._awaited_bytes is None, "an event where sound was announced"
         event = _ADAPTER.validate_json(text)
         # Every field that the type has is there, nulls included, and no other: strict clients rely on both.
         assert event.model_dump_json() == text
@@ -61,9 +80,26 @@ class Grammar:
                 self._speech_ms = event.audio_ms
             case ResponseCreated(response_id=response_id):
                 assert self._response_id is None, f"{response_id} began while {self._response_id} was open"
-                self._response_id = response_id
+                assert response_id not in self._texts, f"{response_id} came twice"
+                self._response_id, self._texts[response_id] = response_id, ""
+                self._sounding[response_id] = 0
             case ResponseTextDelta(response_id=response_id):
                 assert response_id == self._response_id and event.delta
+                self._texts[response_id] += event.delta
+            case ResponseAudio(response_id=response_id):
+                assert response_id in self._sounding, "sound of an answer that was flushed or is over"
+                assert event.num_bytes == pytest.approx(48 * event.duration_ms, abs=48)
+                assert 0 < event.duration_ms <= 1000 and event.text in self._texts[response_id]
+                self._sounding[response_id] += event.duration_ms
+                self._awaited_bytes = event.num_bytes
+            case ResponseAudioDone(response_id=response_id):
+                assert event.duration_ms == pytest.approx(self._sounding.pop(response_id), abs=60)
+            case ResponseFlush(response_id=response_id):
+                assert response_id in self._texts and response_id not in self._flushed
+                self._flushed.add(response_id)
+                self._sounding.pop(response_id, None)
+            case ResponseHeard(response_id=response_id):
+                assert response_id in self._flushed and self._texts[response_id].startswith(event.text)
             case ResponseDone(response_id=response_id):
                 assert response_id == self._response_id and event.tokens >= 0
                 self._response_id = None

@@ -18,7 +18,10 @@ VALID: tuple[dict[str, Any], ...] = (
     {"type": "session.update", "instructions": "x" * 300},
     {"type": "session.update"},
     {"type": "input.commit"},
+    {"type": "session.update", "voice": True},
+    {"type": "session.update", "voice": False},
     {"type": "response.cancel"},
+    {"type": "response.played", "response_id": "r", "played_ms": 250},
     {"type": "ping"},
     {"type": "auth", "key": "k"},
 )
@@ -56,9 +59,18 @@ class Messages:
             parts.append(f"sample_rate={rng.choice([8000, 11025, 16000, 24000, 44100, 48000])}")
         if rng.random() < 0.3:
             parts.append(f"max_tokens={rng.choice([1, 2, 17, 1024])}")
+        if rng.random() < 0.5:
+            parts.append("voice=on")
         if rng.random() < 0.08:
             odd = rng.choice(
-                ["sample_rate=9e9", "turn=%00", "max_tokens=-0", "turn=", "sample_rate=%F0%9F%98%80"]
+                [
+                    "voice=yes",
+                    "sample_rate=9e9",
+                    "turn=%00",
+                    "max_tokens=-0",
+                    "turn=",
+                    "sample_rate=%F0%9F%98%80",
+                ]
             )
             parts.append(odd)
         if rng.random() < 0.1:

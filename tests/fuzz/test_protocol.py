@@ -31,6 +31,7 @@ from engine.types import TurnMode
 from tests.fuzz.grammar import Grammar
 from tests.support.serving import TIMEOUT_S, Serving, serving
 from tests.support.stage import pcm
+from tests.support.voices import ToneVoice
 
 NUM_EXAMPLES = int(os.environ.get("METRONOME_TEST_FUZZ_EXAMPLES", 25))
 MAX_SESSIONS = 3
@@ -60,7 +61,7 @@ class Background:
     async def _run(self) -> None:
         try:
             async with serving(
-                max_sessions=MAX_SESSIONS, session__max_message_bytes=MAX_MESSAGE_BYTES
+                voice=ToneVoice(), max_sessions=MAX_SESSIONS, session__max_message_bytes=MAX_MESSAGE_BYTES
             ) as server:
                 self._running.set_result(server)
                 await self._stop.wait()
@@ -102,13 +103,13 @@ class Talker:
         start, num_pongs = len(self.grammar.events), self.grammar.num_pongs
         self.say({"type": "ping"})
         while self.grammar.num_pongs == num_pongs:
-            self.grammar.push(str(self.socket.recv(TIMEOUT_S)))
+            self.grammar.push(self.socket.recv(TIMEOUT_S))
         return self.grammar.events[start:]
 
     def settle(self) -> None:
         """Every commit comes to exactly one outcome, an answer that ends or `input_empty`."""
         while self.num_outcomes < self.num_commits:
-            self.grammar.push(str(self.socket.recv(TIMEOUT_S)))
+            self.grammar.push(self.socket.recv(TIMEOUT_S))
         if self.mode is TurnMode.MANUAL:
             self.fence()
             assert self.num_outcomes == self.num_commits
@@ -123,7 +124,7 @@ class Talker:
     def closed(self) -> int | None:
         with contextlib.suppress(ConnectionClosed):
             while True:
-                self.grammar.push(str(self.socket.recv(TIMEOUT_S)))
+                self.grammar.push(self.socket.recv(TIMEOUT_S))
         return self.socket.close_code
 
     def errors(self) -> set[str]:
@@ -146,9 +147,14 @@ class Protocol(RuleBasedStateMachine):
         self._open: list[Talker] = []
         self._sockets = contextlib.ExitStack()
 
-    @rule(target=talkers, mode=st.sampled_from(TurnMode), rate=st.sampled_from([8000, 16000, 48000]))
-    def open(self, mode: TurnMode, rate: int):
-        socket = self._connect(f"turn={mode}&sample_rate={rate}")
+    @rule(
+        target=talkers,
+        mode=st.sampled_from(TurnMode),
+        rate=st.sampled_from([8000, 16000, 48000]),
+        voice=st.sampled_from(["on", "off"]),
+    )
+    def open(self, mode: TurnMode, rate: int, voice: str):
+        socket = self._connect(f"turn={mode}&sample_rate={rate}&voice={voice}")
         talker = Talker(socket, mode)
         if len(self._open) == MAX_SESSIONS:
             assert talker.closed() == 1013
@@ -157,10 +163,11 @@ class Protocol(RuleBasedStateMachine):
             return multiple()
         first = talker.fence()[0]
         assert isinstance(first, SessionCreated) and (first.turn, first.sample_rate) == (mode, rate)
+        assert first.voice == (voice == "on")
         self._open.append(talker)
         return talker
 
-    @rule(query=st.sampled_from(["sample_rate=1", "max_tokens=x", "turn=never"]))
+    @rule(query=st.sampled_from(["sample_rate=1", "max_tokens=x", "turn=never", "voice=1"]))
     def open_badly(self, query: str) -> None:
         assert Talker(self._connect(query), TurnMode.MANUAL).closed() == 1003
 
@@ -182,6 +189,12 @@ class Protocol(RuleBasedStateMachine):
     @rule(talker=talkers)
     def cancel(self, talker: Talker) -> None:
         talker.say({"type": "response.cancel"})
+        assert talker.errors() <= talker.owed
+
+    @rule(talker=talkers, played_ms=st.integers(0, 86_400_000), data=st.data())
+    def played(self, talker: Talker, played_ms: int, data: st.DataObject) -> None:
+        response_id = data.draw(st.sampled_from(["nobody's", *talker.grammar.response_ids]))
+        talker.say({"type": "response.played", "response_id": response_id, "played_ms": played_ms})
         assert talker.errors() <= talker.owed
 
     @rule(talker=talkers, text=st.text(max_size=20), tokens=st.integers(1, 4096))
