@@ -17,6 +17,7 @@ from app.auth import ApiKey
 from app.connection import hand_over_audio
 from app.gate import Refusal
 from app.inbox import Inbox
+from app.logs import WordLog
 from app.outbox import Outbox
 from app.service import Service
 from engine.audio.resample import MAX_RATE, MIN_RATE
@@ -55,7 +56,8 @@ async def stream(socket: WebSocket) -> None:
 async def _serve(socket: WebSocket, service: Service, config: SessionConfig, key: ApiKey | None) -> None:
     session = Session(uuid.uuid4().hex[:16], service.family, config, time.monotonic())
     outbox = Outbox()
-    service.conductor.open(session, outbox.put)
+    deliver = WordLog(session.id, outbox.put) if service.settings.log_words else outbox.put
+    service.conductor.open(session, deliver)
     about = {"session": session.id, "key": key.name if key else None}
     log.info("session %s opened by %s", session.id, about["key"] or "anyone", extra=about)
     try:

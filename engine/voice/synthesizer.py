@@ -73,9 +73,11 @@ class Synthesizer:
         begin = time.perf_counter()
         try:
             sound = self.voice.speak(utterance.text).astype("<i2").tobytes()
-        except Exception:
-            # A voice meets any text a model can write: what it cannot say costs that answer its sound.
-            log.exception("session %s: a clause could not be spoken", utterance.session_id)
+        except Exception as error:
+            # A voice meets any text a model can write: what it cannot say costs that answer its sound. The
+            # error's own text may hold words, which are not for the log.
+            kind, size = type(error).__name__, len(utterance.text)
+            log.error("session %s: a clause of %d characters: %s", utterance.session_id, size, kind)
             return None, time.perf_counter() - begin
         return sound, time.perf_counter() - begin
 
