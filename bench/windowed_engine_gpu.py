@@ -6,29 +6,31 @@
 Qwen2.5-7B's shape with random weights, bf16, CUDA graphs: W = 1,024, S = 16 and our kernel, against
 kv=unbounded, where vLLM takes FlashAttention-3. 256 sessions grow from 1,024 to 8,192 tokens; at each age
 the decode step of all and of 64 of them is measured, and a mixed step, in which a quarter of the sessions
-takes in chunks of 50 tokens. The part "logits" checks what is computed (windowed_engine_logits.py). One JSON
-per part.
+takes in chunks of 50 tokens. At the last age the kernels of a step are timed, too. Further parts: "piecewise"
+(windowed, attention outside of the mixed steps' graphs) and "fp8" (windowed, an fp8 cache). One process and
+one JSON per part. bench/windowed_engine_all.py runs these and the other checks in one GPU call.
 """
 
 from __future__ import annotations
 
 import argparse
-import gc
 import json
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
 from engine.models.family import EngineRecipe
 from engine.types import Work
 from engine.vllm.environment import prepare_process, repair_torch_companions
-from engine.vllm.settings import VllmSettings
+from engine.vllm.settings import VllmSettings, graph_sizes
 
 
 @dataclass(frozen=True)
@@ -67,17 +69,40 @@ SMALL = Plan("cpu", TINY, 64, (64, 128), (12, 4), 12, 256, 1 << 26)
 SINKS, CHUNK = 16, 50
 CHUNK_GROUPS = 4  # a group takes in a chunk per step, so each session takes one every so many steps
 HEADROOM = 1024  # tokens beyond the last age that measuring itself adds
-PARTS = ["logits", "windowed", "unbounded"]
+PROFILED_STEPS = 12
+
+
+@dataclass(frozen=True)
+class Variant:
+    kv: Literal["windowed", "unbounded"]
+    settings: dict[str, Any] = field(default_factory=dict)
+    mode: str | None = None  # of CUDA graphs
+
+
+PARTS = {
+    "windowed": Variant("windowed"),
+    "unbounded": Variant("unbounded"),
+    "piecewise": Variant("windowed", mode="FULL_AND_PIECEWISE"),
+    "fp8": Variant("windowed", {"kv_dtype": "fp8"}),
+}
+KINDS = ("decode", "mixed")
+GROUPS = {  # of kernels, by what their names contain
+    "attention": ("decode_kernel", "mixed_kernel", "flash", "unified_attention"),
+    "KV write": ("reshape_and_cache",),
+    "matrix products": ("gemm", "nvjet", "cutlass", "xmma", "cublas"),
+    "copies": ("memcpy", "memset"),
+    "compiled small kernels": ("triton_",),
+}
 
 
 class Room:
     """An engine and its sessions, all of one age."""
 
-    def __init__(self, recipe: EngineRecipe, kv: str, plan: Plan) -> None:
+    def __init__(self, recipe: EngineRecipe, variant: Variant, plan: Plan) -> None:
         from engine.vllm.core import SessionCore
         from engine.vllm.loading import load
 
-        self.plan, self.kv = plan, kv
+        self.plan = plan
         settings = VllmSettings(
             device=plan.device,
             max_sessions=plan.batches[0],
@@ -85,10 +110,16 @@ class Room:
             max_batch_tokens=plan.max_batch_tokens,
             kv_cache_bytes=plan.kv_cache_bytes,
             gpu_memory_utilization=0.92,
-            kv=kv,  # type: ignore[arg-type]
+            kv=variant.kv,
             window_tokens=plan.window,
             max_sink_tokens=SINKS,
+            compaction_slack_tokens=0,
+            **variant.settings,
         )
+        if variant.mode is not None and plan.device == "cuda":
+            sizes = graph_sizes(plan.max_batch_tokens)
+            graphs = {"cudagraph_mode": variant.mode, "cudagraph_capture_sizes": sizes}
+            recipe = replace(recipe, overrides=recipe.overrides | {"compilation_config": graphs})
         started = time.perf_counter()
         self.core = SessionCore(load(recipe, settings), None)
         self.load_s = time.perf_counter() - started
@@ -141,31 +172,52 @@ class Room:
         self.names = self.names[:number]
         self.drain()
 
-    def decode_ms(self, names: Sequence[str]) -> list[float]:
-        """Milliseconds from result to result while these sessions decode, the others parked."""
-        for name in names:
-            self.submit(name, 1, max_tokens=self.plan.num_steps + 8)
-        times = [self.timed_step() for _ in range(self.plan.num_steps + 6)]
-        self.drain()
-        return times[5:-1]
+    def steps(self, names: Sequence[str], kind: str, number: int) -> Iterator[float]:
+        """Milliseconds from result to result while these sessions decode, the others parked.
 
-    def mixed_ms(self, names: Sequence[str]) -> list[float]:
-        """The same while a quarter of them takes in chunks, one group of four in each step."""
-        chunkers = names[-(len(names) // 4) :]
+        Mixed: a quarter of them takes in chunks meanwhile, one group of four in each step.
+        """
+        chunkers = names[-(len(names) // 4) :] if kind == "mixed" else []
         groups = [chunkers[number::CHUNK_GROUPS] for number in range(CHUNK_GROUPS)]
         idle = set(chunkers)
-        for name in names[: -len(chunkers)]:
-            self.submit(name, 1, max_tokens=self.plan.num_steps + 12)
-        times = []
-        for step in range(self.plan.num_steps + 6):
+        for name in names[: len(names) - len(chunkers)]:
+            self.submit(name, 1, max_tokens=number + 12)
+        for step in range(number):
             for name in groups[step % CHUNK_GROUPS]:
                 if name in idle:
                     idle.discard(name)
                     self.submit(name, CHUNK)
-            times.append(self.timed_step())
+            yield self.timed_step()
             idle |= self.take() & set(chunkers)
         self.drain()
-        return times[5:-1]
+
+    def step_ms(self, names: Sequence[str], kind: str) -> list[float]:
+        return list(self.steps(names, kind, self.plan.num_steps + 6))[5:-1]
+
+    def kernels(self, names: Sequence[str], kind: str) -> dict[str, Any]:
+        """Milliseconds of a step by kind of kernel, measured by torch's profiler; and the longest kernels."""
+        from torch.profiler import ProfilerActivity, profile
+
+        on_gpu = self.plan.device == "cuda"
+        steps = self.steps(names, kind, PROFILED_STEPS + 8)
+        list(islice(steps, 6))
+        with profile(activities=[ProfilerActivity.CUDA if on_gpu else ProfilerActivity.CPU]) as profiler:
+            times = list(islice(steps, PROFILED_STEPS))
+        list(steps)
+        spent: Counter[str] = Counter()
+        for event in profiler.key_averages():
+            total = event.self_device_time_total if on_gpu else event.self_cpu_time_total
+            spent[event.key] += total / 1e3 / PROFILED_STEPS
+        groups: Counter[str] = Counter()
+        for name, ms in spent.items():
+            found = (group for group, parts in GROUPS.items() if any(part in name.lower() for part in parts))
+            groups[next(found, "other")] += ms
+        return {
+            "step_ms": round(statistics.median(times), 3),
+            "busy_ms": round(sum(groups.values()), 3),
+            "groups_ms": {group: round(ms, 3) for group, ms in groups.most_common()},
+            "longest_ms": {name[:100]: round(ms, 3) for name, ms in spent.most_common(16)},
+        }
 
     def num_tokens(self) -> int:
         """Tokens that all sessions have now; the difference over a run says how full its steps were."""
@@ -177,42 +229,41 @@ class Room:
         return 1e3 * (time.perf_counter() - started)
 
 
-def measure(recipe: EngineRecipe, kv: str, plan: Plan) -> list[dict[str, Any]]:
-    room = Room(recipe, kv, plan)
-    rows: list[dict[str, Any]] = []
+def measure(recipe: EngineRecipe, part: str, plan: Plan) -> Iterator[dict[str, Any]]:
+    variant = PARTS[part]
+    room = Room(recipe, variant, plan)
+    common = {"part": part, "kv": variant.kv}
+    limits = room.core.limits
+    yield common | {
+        "kind": "limits",
+        "load_s": round(room.load_s, 1),
+        "num_kv_blocks": limits.num_kv_blocks,
+        "block_size": limits.block_size_tokens,
+        "blocks_per_session": room.blocks_per_session,
+        "sessions": limits.num_kv_blocks // room.blocks_per_session,
+    }
     for age in plan.ages:
         if not room.fits(age):
-            rows.append({"kv": kv, "age": age, "batch": len(room.names), "kind": "does not fit"})
-            print(rows[-1], flush=True)
+            yield common | {"age": age, "batch": len(room.names), "kind": "does not fit"}
             room.keep(plan.batches[1])
         grow_s = room.grow(age)
         used = room.core.stats().kv_blocks_used
-        for batch in (size for size in plan.batches if size <= len(room.names)):
-            for kind, run in (("decode", room.decode_ms), ("mixed", room.mixed_ms)):
-                before = room.num_tokens()
-                times = run(room.names[:batch])
-                rows.append(
-                    {"kv": kv, "age": age, "batch": batch, "kind": kind}
-                    | spread(times)
-                    | {"tokens_per_step": round((room.num_tokens() - before) / (plan.num_steps + 6))}
-                    | {"kv_blocks_used": used, "grow_s": round(grow_s, 1)}
-                )
-                print(rows[-1], flush=True)
-    limits = room.core.limits
-    rows.append(
-        {
-            "kv": kv,
-            "kind": "limits",
-            "load_s": round(room.load_s, 1),
-            "num_kv_blocks": limits.num_kv_blocks,
-            "block_size": limits.block_size_tokens,
-            "blocks_per_session": room.blocks_per_session,
-            "sessions": limits.num_kv_blocks // room.blocks_per_session,
-        }
-    )
-    print(rows[-1], flush=True)
+        points = [(size, kind) for size in plan.batches if size <= len(room.names) for kind in KINDS]
+        for batch, kind in points:
+            before = room.num_tokens()
+            times = room.step_ms(room.names[:batch], kind)
+            yield (
+                common
+                | {"age": age, "batch": batch, "kind": kind}
+                | spread(times)
+                | {"tokens_per_step": round((room.num_tokens() - before) / (plan.num_steps + 6))}
+                | {"kv_blocks_used": used, "grow_s": round(grow_s, 1)}
+            )
+        if age == plan.ages[-1]:
+            for batch, kind in points:
+                found = room.kernels(room.names[:batch], kind)
+                yield common | {"age": age, "batch": batch, "kind": f"{kind}, kernels"} | found
     room.core.shutdown()
-    return rows
 
 
 def spread(values: list[float]) -> dict[str, Any]:
@@ -235,33 +286,15 @@ def write_config(directory: Path, shape: dict[str, Any]) -> None:
     (directory / "config.json").write_text(json.dumps(config))
 
 
-def run_part(part: str, plan: Plan, directory: Path) -> list[dict[str, Any]]:
-    if part == "logits":
-        from bench.windowed_engine_logits import compare
-
-        return compare(directory / "logits", plan.device)
-    write_config(directory / "shape", plan.model)
-    recipe = EngineRecipe(
-        directory / "shape",
-        plan.model["max_position_embeddings"],
-        load_format="dummy",
-        overrides={"skip_tokenizer_init": True},
-    )
-    return measure(recipe, part, plan)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("bench/results"))
     parser.add_argument("--small", action="store_true", help="tiny shapes on the CPU: a dry run")
-    parser.add_argument("--parts", nargs="+", default=PARTS, choices=PARTS)
+    parser.add_argument("--parts", nargs="+", default=["windowed", "unbounded"], choices=PARTS)
     parser.add_argument("--ages", nargs="+", type=int, help="tokens; default 1024 2048 4096 8192")
-    parser.add_argument("--one-process", action="store_true", help="saves the imports where time is short")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
-    if (
-        len(options.parts) > 1 and not options.one_process
-    ):  # each in a process of its own: the GPU is empty again, a failure stays alone
+    if len(options.parts) > 1:  # each in a process of its own: a failure stays alone
         for part in options.parts:
             arguments = ["--parts", part, "--out", str(options.out)] + ["--small"] * options.small
             arguments += ["--ages", *map(str, options.ages)] if options.ages else []
@@ -272,24 +305,28 @@ def main() -> None:
         plan = replace(plan, ages=tuple(options.ages))
     prepare_process(plan.device)
     repair_torch_companions()
-    for part in options.parts:
-        write(part, plan, options.out)
+    write(options.parts[0], plan, options.out)
 
 
 def write(part: str, plan: Plan, out: Path) -> None:
+    """Measure, and write after each point what there is so far."""
     import torch
 
     name = torch.cuda.get_device_name() if plan.device == "cuda" else "cpu"
-    with tempfile.TemporaryDirectory() as directory:
-        rows = run_part(part, plan, Path(directory))
-    gc.collect()  # the engine is a cycle, and the next one needs its memory
-    if plan.device == "cuda":
-        torch.cuda.empty_cache()
     result: dict[str, Any] = {"part": part, "machine": f"{name}, torch {torch.__version__}"}
-    if part != "logits":  # those are of a model of their own, see there
-        result |= {"model": plan.model, "window": plan.window, "sinks": SINKS, "chunk": CHUNK}
-    result["rows"] = rows
-    (out / f"windowed_engine_{part}.json").write_text(json.dumps(result, indent=1) + "\n")
+    result |= {"model": plan.model, "window": plan.window, "sinks": SINKS, "chunk": CHUNK, "rows": []}
+    with tempfile.TemporaryDirectory() as directory:
+        write_config(Path(directory) / "shape", plan.model)
+        recipe = EngineRecipe(
+            Path(directory) / "shape",
+            plan.model["max_position_embeddings"],
+            load_format="dummy",
+            overrides={"skip_tokenizer_init": True},
+        )
+        for row in measure(recipe, part, plan):
+            print(row, flush=True)
+            result["rows"].append(row)
+            (out / f"windowed_engine_{part}.json").write_text(json.dumps(result, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -13,14 +13,24 @@ import torch
 
 
 class JudgedSession:
-    """One session. `slack` None: never compacted, positions are kept and the gap is only masked."""
+    """One session. `slack` None: never compacted, positions are kept and the gap is only masked.
+
+    `exact`: the CUDA kernel's mask instead of the CPU's, which rounds to blocks and a step's first query.
+    """
 
     def __init__(
-        self, model: Any, num_sink_tokens: int, window: int, block_size: int, slack: int | None
+        self,
+        model: Any,
+        num_sink_tokens: int,
+        window: int,
+        block_size: int,
+        slack: int | None,
+        exact: bool = False,
     ) -> None:
         from transformers import DynamicCache
 
         self._model, self._cache = model, cast(Any, DynamicCache())
+        self._sinks, self._exact = num_sink_tokens, exact
         self._first = -(-num_sink_tokens // block_size) * block_size
         self._window, self._block_size, self._slack = window, block_size, slack
         self.length = 0  # resident
@@ -55,13 +65,16 @@ class JudgedSession:
     def _step(self, tokens: Sequence[int]) -> torch.Tensor:
         size, total = len(tokens), self.length + len(tokens)
         mask = torch.full((size, total), True).tril(self.length)
-        mask[:, self._first : max(self._first, self._seen_from())] = False
+        if self._exact:
+            mask &= torch.full((size, total), True).triu(self.length - self._window + 1)
+            mask[:, : self._sinks] |= torch.full((size, total), True).tril(self.length)[:, : self._sinks]
+        else:
+            mask[:, self._first : max(self._first, self._seen_from())] = False
+        device = self._model.device
         out = self._model(
-            torch.tensor([tokens]),
-            attention_mask=torch.zeros(mask.shape).masked_fill(~mask, torch.finfo(torch.float32).min)[
-                None, None
-            ],
-            position_ids=torch.arange(self.length, total)[None],
+            torch.tensor([tokens], device=device),
+            attention_mask=_additive(mask).to(device),
+            position_ids=torch.arange(self.length, total, device=device)[None],
             past_key_values=self._cache,
             use_cache=True,
         )
@@ -80,10 +93,14 @@ class JudgedSession:
     def _turn_back(self, keys: torch.Tensor, distance: int) -> torch.Tensor:
         half = keys.shape[-1] // 2
         base = self._model.config.rope_parameters["rope_theta"]
-        angle = -distance * base ** (-torch.arange(half, dtype=torch.float64) / half)
+        angle = -distance * base ** (-torch.arange(half, dtype=torch.float64, device=keys.device) / half)
         first, second = keys.double().split(half, dim=-1)
         turned = [first * angle.cos() - second * angle.sin(), second * angle.cos() + first * angle.sin()]
         return torch.cat(turned, dim=-1).to(keys.dtype)
+
+
+def _additive(mask: torch.Tensor) -> torch.Tensor:
+    return torch.zeros(mask.shape).masked_fill(~mask, torch.finfo(torch.float32).min)[None, None]
 
 
 def _without(cached: torch.Tensor, start: int, length: int) -> torch.Tensor:
