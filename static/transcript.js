@@ -63,11 +63,14 @@ export class Transcript {
     this.add({ who: "note", text, state: "done" });
   }
 
-  /** The session is over: nothing goes on. */
+  /** The session is over: nothing goes on, and what was not heard never will be. */
   close() {
     if (this.mine) this.remove(this.mine);
     for (const entry of this.entries) {
-      if (entry.state === "live") this.change(entry, { state: entry.who === "server" ? "cut" : "done" });
+      const isOpen = entry.state === "live" || (entry.heardChars ?? Infinity) < entry.text.trimEnd().length;
+      if (entry.who === "server" && isOpen && entry.state !== "cut") {
+        this.change(entry, { state: "cut", reason: "cancelled" });
+      }
     }
   }
 

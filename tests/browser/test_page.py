@@ -120,6 +120,7 @@ async def test_push_to_talk(browser: Browser, server: Serving):
     async with visit(browser, server.port, own_microphone=True, settings='{"turn": "manual"}') as page:
         await begin(page)
         button = page["talk"]
+        await expect(button).to_be_visible()
         await expect(button).to_have_text("Hold to talk")
         samples, rate = recording("austen-0880.wav")
         for number in (1, 2):

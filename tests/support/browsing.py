@@ -14,9 +14,10 @@ from urllib.parse import urlsplit
 
 import numpy as np
 import pytest
+from fastapi import FastAPI, Response
 from playwright.async_api import Browser, ConsoleMessage, Locator, Page, async_playwright, expect
 
-from tests.support.serving import TIMEOUT_S
+from tests.support.serving import TIMEOUT_S, Serving
 
 HERE = Path(__file__).parent
 INSECURE_HOST = "metronome.test"  # this machine, under a name that browsers do not trust without TLS
@@ -104,6 +105,14 @@ class Visit:
             self.faults.append(f"request to another host: {url}")
 
 
+def add_tap(server: Serving) -> None:
+    """Let the server serve the recorder of the page's sound: the page runs no script from elsewhere."""
+    app = server.server.config.app
+    assert isinstance(app, FastAPI)
+    worklet = (HERE / "page_tap_worklet.js").read_text()
+    app.add_api_route("/tap.js", lambda: Response(worklet, media_type="text/javascript"))
+
+
 async def begin(page: Visit) -> None:
     await page["start"].click()
     await page.until_state("live")
@@ -125,7 +134,8 @@ async def visit(
 ) -> AsyncIterator[Visit]:
     """Opens the page; fails afterwards on any console error, exception, policy violation or foreign request.
 
-    `settings`: JSON that an earlier visit left; `script`: runs before the page's own.
+    `recorded` needs `add_tap`; `settings`: JSON that an earlier visit left; `script`: runs before
+    the page's own.
     """
     context.setdefault("viewport", {"width": 1280, "height": 800})
     own = await browser.new_context(**context)
@@ -142,10 +152,6 @@ async def visit(
         await page.add_init_script(path=HERE / "page_microphone.js")
     if recorded:
         await page.add_init_script(path=HERE / "page_tap.js")
-        await page.route(
-            "**/static/tap.js",
-            lambda route: route.fulfill(path=HERE / "page_tap_worklet.js", content_type="text/javascript"),
-        )
     if settings is not None:
         await page.add_init_script(f"localStorage.setItem('metronome.settings', {settings!r})")
     if script is not None:

@@ -20,7 +20,7 @@ globalThis.testTap = {
 {
   const { addModule } = AudioWorklet.prototype;
   AudioWorklet.prototype.addModule = function (url) {
-    return Promise.all([addModule.call(this, url), addModule.call(this, "/static/tap.js")]).then(() => undefined);
+    return Promise.all([addModule.call(this, url), addModule.call(this, "/tap.js")]).then(() => undefined);
   };
   const { connect } = AudioNode.prototype;
   AudioNode.prototype.connect = function (target, ...rest) {
