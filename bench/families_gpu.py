@@ -122,7 +122,10 @@ def main() -> None:
 
 def make_family(name: str, directory: Path, device: str, *, small: bool) -> Family:
     if name.startswith("minicpm"):
-        minicpmo_checkpoint.write(name.removeprefix("minicpm-o-"), directory)
+        from tests.support.tiny_minicpmo import changes as tiny
+
+        version = name.removeprefix("minicpm-o-")
+        minicpmo_checkpoint.write(version, directory, tiny(version) if small else None)
     elif small:
         from tests.support.tiny_omni import changes
 

@@ -127,6 +127,30 @@ def num_frames(config: Any) -> int:
     return UNIT_FRAMES + 2 * MARGIN_FRAMES[version_of(config)]
 
 
+class UnitEncoder(MiniCPMWhisperEncoder):
+    """The audio encoder over seconds, each by itself, whatever else is in the batch."""
+
+    def __init__(self, config: WhisperConfig, margin: int) -> None:
+        super().__init__(config)
+        self._margin = margin
+
+    def forward(self, mel: torch.Tensor, is_first: torch.Tensor) -> torch.Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """[n, mel bins, frames] -> [n, 50, width].
+
+        The margins only feed the convolutions. A stream's first second has none before it: zeros stand there,
+        and the second convolution sees the same zeros as at the start of a whole recording.
+        """
+        hidden = F.gelu(self.conv1(mel.to(self.embed_positions.weight.dtype)))
+        if self._margin:
+            hidden[..., : self._margin] *= ~is_first[:, None, None]
+        hidden = F.gelu(self.conv2(hidden)).transpose(1, 2)
+        start = self._margin // 2
+        hidden = hidden[:, start : start + UNIT_FRAMES // 2] + self.embed_positions.weight[: UNIT_FRAMES // 2]
+        for layer in self.layers:
+            (hidden,) = layer(hidden, None)
+        return self.layer_norm(hidden)
+
+
 @MULTIMODAL_REGISTRY.register_processor(UnitProcessor, info=_Info, dummy_inputs=_NoDummies)
 class MiniCPMO(nn.Module, SupportsMultiModal):
     """Whisper's encoder (`apm`), a projector, average pooling, and Qwen2 (2.6) or Qwen3 (4.5)."""
@@ -145,41 +169,22 @@ class MiniCPMO(nn.Module, SupportsMultiModal):
         with self._mark_language_model(vllm_config):
             self.llm = _BACKBONES[version](vllm_config=vllm_config, prefix=maybe_prefix(prefix, "llm"))
         with self._mark_tower_model(vllm_config, "audio"):
-            self.apm = MiniCPMWhisperEncoder(config.audio_config)
+            self.apm = UnitEncoder(config.audio_config, MARGIN_FRAMES[version])
             self.audio_projection_layer = MultiModalProjector(
                 in_dim=config.audio_config.encoder_ffn_dim // 4, out_dim=config.hidden_size
             )
         self._pool_step = config.audio_pool_step
-        self._margin = MARGIN_FRAMES[version]
         self.make_empty_intermediate_tensors = self.llm.make_empty_intermediate_tensors
 
     def embed_multimodal(
         self, *, audio_features: Any = None, audio_is_first: Any = None, **_: object
     ) -> MultiModalEmbeddings:
-        """One [tokens, hidden size] an item: each second by itself, whatever else is in the batch."""
+        """One [tokens, hidden size] an item."""
         if audio_features is None:
             return []
-        return list(self.encode(audio_features, audio_is_first.flatten().bool()))
-
-    def encode(self, mel: torch.Tensor, is_first: torch.Tensor) -> torch.Tensor:
-        """[n, mel bins, frames] -> [n, tokens, hidden size].
-
-        The margins only feed the convolutions. A stream's first second has none before it: zeros stand there,
-        and the second convolution sees the same zeros as at the start of a whole recording.
-        """
-        apm = self.apm
-        hidden = F.gelu(apm.conv1(mel.to(apm.embed_positions.weight.dtype)))
-        if self._margin:
-            hidden[..., : self._margin] *= ~is_first[:, None, None]
-        hidden = F.gelu(apm.conv2(hidden)).transpose(1, 2)
-        start = self._margin // 2
-        hidden = hidden[:, start : start + UNIT_FRAMES // 2]
-        hidden = hidden + apm.embed_positions.weight[: UNIT_FRAMES // 2]
-        for layer in apm.layers:
-            (hidden,) = layer(hidden, None)
-        projected = self.audio_projection_layer(apm.layer_norm(hidden))
-        pooled = F.avg_pool1d(projected.transpose(1, 2), self._pool_step, self._pool_step)
-        return pooled.transpose(1, 2)
+        hidden = self.apm(audio_features, audio_is_first.flatten().bool())
+        projected = self.audio_projection_layer(hidden).transpose(1, 2)
+        return list(F.avg_pool1d(projected, self._pool_step, self._pool_step).transpose(1, 2))
 
     def forward(
         self,

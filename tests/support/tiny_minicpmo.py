@@ -16,7 +16,7 @@ from typing import Any
 from bench import minicpmo_checkpoint
 from tests.support.npm import qwen_tokenizer
 
-TINY: dict[str, Any] = {
+_TINY: dict[str, Any] = {
     "torch_dtype": "float32",
     "hidden_size": 256,
     "intermediate_size": 512,
@@ -38,12 +38,17 @@ _HEADS = {
 _STD = 0.2  # wide, so that greedy answers vary and depend on the audio
 
 
+def changes(version: str) -> dict[str, Any]:
+    """What in config.json makes a model tiny."""
+    return _TINY | _HEADS[version]
+
+
 def write_checkpoint(directory: Path, version: str = "4.5", *, full_size: bool = False) -> Path:
     """Write it; returns `directory`. The tokenizer of a full-size one is of single bytes."""
     if full_size:
         return minicpmo_checkpoint.write(version, directory)
     tokenizer = json.loads(qwen_tokenizer("3" if version == "4.5" else "2.5").read_text())
-    config = minicpmo_checkpoint.CONFIGS[version] | TINY | _HEADS[version]
+    config = minicpmo_checkpoint.CONFIGS[version] | changes(version)
     minicpmo_checkpoint.write(version, directory, config, tokenizer)
     _write_weights(directory, config)
     return directory
