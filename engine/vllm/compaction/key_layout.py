@@ -49,7 +49,10 @@ def learn_order(
     while digit < size:
         key = (plain // digit % _BASE).view(block_size, 1, head_size).expand(-1, num_kv_heads, -1)
         cache = torch.zeros((2, num_kv_heads, block_size, 2 * head_size), dtype=cache_dtype)
-        key_cache, value_cache = cache.view(2, num_kv_heads, 2 * block_size, head_size).chunk(2, dim=2)
+        halves = cache.view(2, num_kv_heads, 2 * block_size, head_size)
+        if cache_dtype != dtype:
+            halves = halves.view(torch.uint8)  # vLLM's operator takes fp8 as bytes
+        key_cache, value_cache = halves.chunk(2, dim=2)
         ops.cpu_attn_reshape_and_cache(
             key.to(dtype).contiguous(),
             torch.zeros(key.shape, dtype=dtype),

@@ -104,6 +104,30 @@ CALLS: dict[str, list[str]] = {
     "vllm.v1.worker.gpu_worker:Worker.initialize_from_config": ["kv_cache_config"],
     "vllm.v1.worker.gpu_worker:Worker.execute_model": ["scheduler_output"],
     "vllm.utils.torch_utils:async_tensor_h2d": ["data", "device", "dtype", "out"],
+    # compaction/mover.py, rotation.py, key_layout.py
+    "vllm.v1.worker.gpu_model_runner:GPUModelRunner.get_model": [],
+    "vllm.v1.worker.gpu.model_runner:GPUModelRunner.get_model": [],
+    "vllm.model_executor.layers.rotary_embedding.base:RotaryEmbedding.forward_native": [
+        "positions",
+        "query",
+        "key",
+    ],
+    "vllm.model_executor.layers.rotary_embedding.mrope:MRotaryEmbedding.forward_native": [
+        "positions",
+        "query",
+        "key",
+    ],
+    "vllm._custom_ops:cpu_attn_reshape_and_cache": [
+        "key",
+        "value",
+        "key_cache",
+        "value_cache",
+        "slot_mapping",
+        "isa",
+        "k_scale",
+        "v_scale",
+        "kv_cache_dtype",
+    ],
     # scheduler.py
     f"{SCHEDULER}._enqueue_waiting_request": ["request"],
     f"{SCHEDULER}._update_request_as_session": ["session", "update"],
@@ -211,7 +235,7 @@ FIELDS: dict[str, list[str]] = {
         "attention_chunk_size",
         "non_causal",
     ],
-    "vllm.v1.kv_cache_interface:KVCacheConfig": ["kv_cache_groups"],
+    "vllm.v1.kv_cache_interface:KVCacheConfig": ["kv_cache_groups", "num_blocks"],
     "vllm.v1.kv_cache_interface:UniformTypeKVCacheSpecs": ["kv_cache_specs"],
     "vllm.v1.kv_cache_interface:KVCacheGroupSpec": ["layer_names", "kv_cache_spec"],
     "vllm.v1.core.sched.output:SchedulerOutput": [
@@ -328,6 +352,37 @@ MENTIONS: dict[str, list[str]] = {
     "vllm.v1.worker.gpu.states:RequestState.__init__": ["self.index_to_req_id"],
     "vllm.v1.worker.gpu.model_states.default:DefaultModelState.prepare_attn": [
         "req_idx=input_batch.idx_mapping_np"
+    ],
+    # the KV caches and the angles of keys that compaction moves
+    "vllm.model_executor.layers.rotary_embedding.base:RotaryEmbeddingBase.__init__": [
+        "self.head_size",
+        "self.rotary_dim",
+        "self.is_neox_style",
+        'self.register_buffer("cos_sin_cache", cache',
+    ],
+    "vllm.model_executor.layers.rotary_embedding.base:RotaryEmbeddingBase._compute_cos_sin_cache": [
+        "torch.cat((cos, sin), dim=-1)"
+    ],
+    "vllm.model_executor.layers.rotary_embedding.mrope:MRotaryEmbedding.__init__": ["self.mrope_section"],
+    "vllm.model_executor.layers.attention.attention:Attention.__init__": [
+        "self.head_size",
+        "self.kv_cache_dtype",
+        "self.dtype",
+        "compilation_config.static_forward_context[prefix] = self",
+    ],
+    "vllm.v1.attention.backends.cpu_attn:CPUAttentionMetadataBuilder._set_isa_to_layers": [
+        "layer.isa = self.isa"
+    ],
+    "vllm.v1.attention.backends.cpu_attn:CPUAttentionBackendImpl.forward": [
+        "kv_cache = kv_cache.view((num_blocks, num_kv_heads, block_size * 2, -1))",  # keys, then values
+        "key_cache, value_cache = kv_cache.chunk(2, dim=2)",
+    ],
+    "vllm.v1.worker.utils:bind_kv_cache_to_layers": ["forward_context[layer_name].bind_kv_cache(kv_cache)"],
+    "vllm.v1.worker.gpu_model_runner:GPUModelRunner.initialize_kv_cache": [
+        "self.kv_cache_config = kv_cache_config"
+    ],
+    "vllm.v1.worker.gpu.model_runner:GPUModelRunner.initialize_kv_cache": [
+        "self.kv_cache_config = kv_cache_config"
     ],
     "vllm.v1.worker.utils:customize_attention_spec": ["backend.customize_spec(spec)"],
     "vllm.model_executor.models.minicpmo:MiniCPMWhisperEncoderLayer.forward": ["outputs = (hidden_states,)"],

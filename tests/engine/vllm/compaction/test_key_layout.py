@@ -48,6 +48,16 @@ def test_the_order_is_learnt(dtype: torch.dtype, block_size: int, head_size: int
     assert torch.equal(packed, key.transpose(0, 1).reshape(HEADS, -1)[:, order])
 
 
+@pytest.mark.skipif(not torch.cpu._is_avx512_supported(), reason="vLLM's fp8 cache needs AVX-512")
+@pytest.mark.parametrize("block_size", [32, 64])
+def test_an_fp8_caches_order_is_that_of_its_instructions_too(block_size: int) -> None:
+    from engine.vllm.compaction.key_layout import learn_order
+
+    isa = isa_for(torch.bfloat16, block_size, 64)
+    order = learn_order(HEADS, block_size, 64, torch.bfloat16, torch.float8_e4m3fn, isa)
+    assert torch.equal(order, learn_order(HEADS, block_size, 64, torch.bfloat16, torch.bfloat16, isa))
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("block_size", [16, 32])
 @pytest.mark.parametrize("rotary_dim, is_neox", [(64, True), (64, False), (16, True), (48, False)])
