@@ -42,6 +42,7 @@ def main() -> None:
         eager=False,
         max_sink_tokens=64,
         max_session_tokens=2048,
+        compaction_slack_tokens=0,
     )
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as directory:
