@@ -1,9 +1,9 @@
-"""Table and plot of what windowed_engine_gpu.py measured: windowed_engine.md and .svg beside the JSON files.
+"""Table and plot of what windowed_engine_all.py measured: windowed_engine.md and .svg beside its JSON file.
 
     python -m bench.windowed_engine_report [DIR]
 
 DIR defaults to bench/results. The plot needs matplotlib (pip install -e '.[bench]'); without it there is only
-the table.
+the table. What was written by hand under "What it says" stays.
 """
 
 from __future__ import annotations
@@ -21,18 +21,14 @@ Rows = list[dict[str, Any]]
 
 def main() -> None:
     directory = Path(sys.argv[1] if len(sys.argv) > 1 else "bench/results")
-    parts = {
-        part: json.loads(path.read_text())
-        for part in ("logits", "windowed", "unbounded", "graphs")
-        if (path := directory / f"windowed_engine_{part}.json").is_file()
-    }
-    if not parts:
-        raise SystemExit(f"no windowed_engine_*.json in {directory}")
+    found = json.loads((directory / "windowed_engine_all.json").read_text())
+    parts = {name: part["result"] for name, part in found.items() if part["result"] is not None}
+    outcomes = {name: part["outcome"] for name, part in found.items()}
     page = directory / "windowed_engine.md"
-    # What people wrote about the figures stays.
     _, marker, reading = (page.read_text() if page.is_file() else "").partition(READING)
-    page.write_text(table(parts) + marker + reading)
-    print(table(parts))
+    text = table(parts, outcomes)
+    page.write_text(text + marker + reading)
+    print(text)
     try:
         import matplotlib  # pyright: ignore[reportMissingImports]
     except ImportError:
@@ -48,19 +44,32 @@ def points(part: dict[str, Any] | None, kind: str) -> dict[tuple[int, int], dict
     return {(row["batch"], row["age"]): row for row in rows if row["kind"] == kind}
 
 
-def table(parts: dict[str, Any]) -> str:
-    first = next(part for name, part in parts.items() if name != "logits")
-    sizes = f"W = {first['window']}, S = {first['sinks']}"
-    what = (
-        "Milliseconds from one step's results to the next's, median (10th to 90th percentile). Mixed: a "
-        f"quarter of the sessions takes in chunks of {first['chunk']} tokens in turn"
-    )
+def table(parts: dict[str, Any], outcomes: dict[str, str]) -> str:
+    first = next(part for part in parts.values() if "chunk" in part)
     lines = [
         "# The whole engine on a GPU: windowed against unbounded",
         "",
-        f"{first['machine']}, commit {first['commit']}; `{first['command'].split(' --')[0]}`. "
-        f"Qwen2.5-7B's shape with random weights, bf16, CUDA graphs; {sizes}. {what}.",
+        f"{first['machine']}; `python -m bench.windowed_engine_all`, in one call. Qwen2.5-7B's shape with "
+        f"random weights, bf16, CUDA graphs up to 2,048 tokens; W = {first['window']}, S = {first['sinks']}. "
+        "Milliseconds from one step's results to the next's, median (10th to 90th percentile). Mixed: a "
+        f"quarter of the sessions takes in chunks of {first['chunk']} tokens in turn.",
         "",
+        *steps(parts),
+        *pools(parts),
+        *variants(parts),
+        *kernels(parts),
+        *logits(parts),
+        *lives(parts),
+        "",
+        "| part | outcome |",
+        "|---|---|",
+        *(f"| {name} | {outcome} |" for name, outcome in outcomes.items()),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def steps(parts: dict[str, Any]) -> list[str]:
+    lines = [
         "| batch | age, tokens | decode, windowed | decode, unbounded | mixed, windowed | mixed, unbounded |",
         "|---|---|---|---|---|---|",
     ]
@@ -72,37 +81,82 @@ def table(parts: dict[str, Any]) -> str:
     for batch, age in sorted({key for found, lost in columns for key in (*found, *lost)}):
         cells = [cell(found.get((batch, age)), (batch, age) in lost) for found, lost in columns]
         lines.append(f"| {batch} | {age:,} | {' | '.join(cells)} |")
-    for part in ("windowed", "unbounded"):
-        for row in points_of_kind(parts.get(part), "limits"):
-            lines.append("")
-            lines.append(
-                f"{part.capitalize()}: a pool of {row['num_kv_blocks']:,} blocks of {row['block_size']} "
-                f"tokens, {row['blocks_per_session']} per session, room for {row['sessions']:,} sessions."
-            )
-    if "graphs" in parts:
-        lines += [
-            "",
-            "The above with CUDA graphs up to vLLM's own limit of 512 tokens a step. Windowed with graphs "
-            "for up to 2,048 tokens, in another call:",
-            "",
-            "| batch | age, tokens | step | ms | tokens a step |",
-            "|---|---|---|---|---|",
-        ]
-        for row in parts["graphs"]["rows"]:
-            if "step_ms" in row:
-                where = f"{row['batch']} | {row['age']:,} | {row['kind']}"
-                lines.append(f"| {where} | {cell(row, False)} | {row['tokens_per_step']} |")
-    if "logits" in parts:
-        lines += [
-            "",
-            "| logits against a float32 judge | CUDA graphs | relative error | under the causal mask |",
-        ]
-        lines.append("|---|---|---|---|")
-        for row in parts["logits"]["rows"]:
-            name = row["kv"] + (", fp8 cache" if "kv_cache_dtype" in row else "")
-            found = (row.get("error", row.get("failed")), row.get("error_causal_mask", "-"))
-            lines.append(f"| {name} | {'yes' if row['graphs'] else 'no'} | {found[0]} | {found[1]} |")
-    return "\n".join(lines) + "\n"
+    return lines
+
+
+def pools(parts: dict[str, Any]) -> list[str]:
+    return [
+        f"\n{name.capitalize()}: a pool of {row['num_kv_blocks']:,} blocks of {row['block_size']} tokens, "
+        f"{row['blocks_per_session']} per session, room for {row['sessions']:,} sessions; loaded in "
+        f"{row['load_s']:.0f} s."
+        for name in ("windowed", "unbounded", "fp8")
+        for row in points_of_kind(parts.get(name), "limits")
+    ]
+
+
+def variants(parts: dict[str, Any]) -> list[str]:
+    names = {"fp8": "fp8 cache", "piecewise": "attention outside of the mixed steps' graphs"}
+    rows = [
+        f"| {names[name]} | {row['batch']} | {row['age']:,} | {row['kind']} | {cell(row, False)} | "
+        f"{row['tokens_per_step']} |"
+        for name in names
+        for row in (parts.get(name) or {"rows": []})["rows"]
+        if row["kind"] in ("decode", "mixed")
+    ]
+    head = [
+        "",
+        "| windowed, with | batch | age, tokens | step | ms | tokens a step |",
+        "|---|---|---|---|---|---|",
+    ]
+    return [*head, *rows] if rows else []
+
+
+def kernels(parts: dict[str, Any]) -> list[str]:
+    rows = [
+        f"| {name} | {row['batch']} | {row['age']:,} | {row['kind'].split(',')[0]} | {row['step_ms']:.2f} | "
+        f"{row['busy_ms']:.2f} | {', '.join(f'{group} {ms:.2f}' for group, ms in row['groups_ms'].items())} |"
+        for name, part in parts.items()
+        for row in part["rows"]
+        if row.get("kind", "").endswith("kernels")
+    ]
+    head = [
+        "",
+        "Kernels of a step, by torch's profiler (which makes steps a little longer), ms:",
+        "",
+        "| engine | batch | age, tokens | step | wall | kernels | of these |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    return [*head, *rows] if rows else []
+
+
+def logits(parts: dict[str, Any]) -> list[str]:
+    rows = [
+        f"| {name.removeprefix('logits_')} | {row['kv']}{', fp8 cache' if 'kv_cache_dtype' in row else ''} | "
+        f"{'yes' if row['graphs'] else 'no'} | {row.get('tokens', '-')} | "
+        f"{row.get('error', row.get('failed'))} | {row.get('error_past_window', '-')} | "
+        f"{row.get('error_of_bf16_alone', '-')} | {row.get('error_causal_mask', '-')} |"
+        for name, part in parts.items()
+        if name.startswith("logits_")
+        for row in part["rows"]
+    ]
+    head = [
+        "",
+        "Logits against Hugging Face's in float32 under an explicit mask, relative errors:",
+        "",
+        "| study | engine | graphs | tokens | error | past the window | Hugging Face in bf16 | causal mask |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    return [*head, *rows] if rows else []
+
+
+def lives(parts: dict[str, Any]) -> list[str]:
+    return [
+        f"\nEngine {row['life'] + 1} in one process: {row['tensors_gib_running']} GiB in tensors while it "
+        f"ran ({row['reserved_gib_running']} reserved), once it was closed {row['tensors_gib_closed']} "
+        f"({row['reserved_gib_closed']})."
+        for row in (parts.get("rebuild") or {"rows": []})["rows"]
+        if "tensors_gib_closed" in row
+    ]
 
 
 def points_of_kind(part: dict[str, Any] | None, kind: str) -> Rows:
