@@ -6,7 +6,7 @@ import asyncio
 from collections import deque
 
 from engine.errors import SlowReader
-from engine.events import ResponseFlush
+from engine.events import ResponseAudioDone, ResponseFlush
 from engine.outputs import Close, Sound, ToClient
 
 LIMIT = 512
@@ -70,6 +70,8 @@ class Outbox:
         for item in self._items:
             if isinstance(item, Sound) and item.event.response_id == response_id:
                 self._num_bytes -= len(item.pcm)
+            elif isinstance(item, ResponseAudioDone) and item.response_id == response_id:
+                pass  # it was not
             else:
                 kept.append(item)
         self._items = kept

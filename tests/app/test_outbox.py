@@ -6,7 +6,7 @@ import pytest
 
 from app.outbox import Outbox
 from engine.errors import SlowReader
-from engine.events import Pong, ResponseAudio, ResponseFlush
+from engine.events import Pong, ResponseAudio, ResponseAudioDone, ResponseFlush
 from engine.outputs import Close, Sound
 
 
@@ -25,7 +25,8 @@ async def drain(outbox: Outbox) -> list:
 
 async def test_a_flush_takes_back_the_sound_of_its_answer_only_and_overtakes_nothing_else():
     outbox = Outbox()
-    for item in (Pong(), sound("r1"), sound("r2"), sound("r1"), ResponseFlush(response_id="r1")):
+    done = ResponseAudioDone(response_id="r1", duration_ms=2)
+    for item in (Pong(), sound("r1"), sound("r2"), sound("r1"), done, ResponseFlush(response_id="r1")):
         outbox.put(item)
     pong, other, flush, _ = await drain(outbox)
     assert isinstance(pong, Pong) and isinstance(flush, ResponseFlush)

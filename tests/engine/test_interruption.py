@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -19,11 +21,12 @@ from engine.events import (
 )
 from engine.models.null import NullFamily, encode
 from engine.null import NullCore
-from engine.outputs import Sound
+from engine.outputs import Close, Sound
 from engine.session import Session
 from engine.types import Hearing, Intake, Result, TurnMode
 from engine.voice.mouth import AHEAD_S, VOICE_LIMIT_S
 from engine.voice.voice import VOICE_RATE
+from tests.fuzz.grammar import Grammar
 from tests.support.stage import LIMITS, Stage, pcm, readable
 
 STORY = "Once there was a fox, who lived alone in the old forest. He had a friend, a small grey owl."
@@ -475,3 +478,53 @@ def test_continuous_mode_an_answer_begins_while_another_plays_and_both_are_heard
     assert "".join(texts) == f"echo: {STORY}echo: ccc"
     assert [d.response_id for d in stage.events("a", ResponseAudioDone)] == ["a-1", "a-2"]
     assert not stage.events("a", ResponseFlush)
+
+
+@pytest.mark.parametrize("mode", list(TurnMode))
+@pytest.mark.parametrize("seed", range(4))
+def test_whatever_happens_events_stay_in_order_and_the_engine_holds_what_the_session_thinks(
+    mode: TurnMode, seed: int
+):
+    """Random talk, reports, cancels, updates, a stuck voice, a late engine; the stage checks the cache."""
+    rng = random.Random(seed)
+    stage = Stage(NullFamily(max_tokens_per_tick=rng.choice([6, 40])), tokens_per_step=rng.choice([2, 16]))
+    stage.core = LateCancel(replace(LIMITS, max_session_tokens=1 << 20), tokens_per_step=2)
+    session = stage.open(
+        mode=mode,
+        is_aloud=True,
+        voice_rate=VOICE_RATE,
+        max_session_tokens=None,
+        max_tokens=rng.choice([9, 64]),
+    )
+    for _ in range(250):
+        match rng.randrange(9):
+            case 0 | 1:
+                stage.do(session, session.on_audio(pcm(rng.uniform(0.0, 1.0)), stage.now))
+            case 2 if mode is TurnMode.MANUAL:
+                stage.do(session, session.on_commit(stage.now))
+            case 2 | 3 if mode is TurnMode.SERVER_VAD:
+                speak(stage, session, rng.randint(1, 30), rng.choice([0.01, 0.9, 0.9]))
+            case 4 if rng.random() < 0.4:
+                stage.do(session, session.on_cancel(stage.now))
+            case 5 | 6:
+                response_id = f"a-{rng.randint(1, 40)}"
+                stage.do(session, session.on_played(response_id, rng.randrange(3000), stage.now))
+            case 7 if rng.random() < 0.3:
+                stage.do(
+                    session, session.on_update(is_aloud=rng.random() < 0.8, instructions=rng.choice("xy"))
+                )
+            case 8:
+                stage.can_speak, stage.can_step = rng.random() < 0.8, rng.random() < 0.8
+        stage.advance(rng.uniform(0.0, 0.6))
+    grammar = Grammar()
+    for item in stage.said["a"]:
+        assert not isinstance(item, Close), item.error
+        if isinstance(item, Sound):
+            grammar.push(item.event.model_dump_json())
+            grammar.push(item.pcm)
+        else:
+            grammar.push(item.model_dump_json())
+    assert len(grammar.response_ids) > 1 and stage.events("a", Sound)
+    stage.can_speak = stage.can_step = True
+    stage.advance(30.0)
+    assert not session.take_sample(stage.now) and not stage.core.has_work and not stage.utterances

@@ -93,7 +93,8 @@ class Grammar:
                 self._sounding[response_id] += event.duration_ms
                 self._awaited_bytes = event.num_bytes
             case ResponseAudioDone(response_id=response_id):
-                assert event.duration_ms == pytest.approx(self._sounding.pop(response_id), abs=60)
+                sent_ms = self._sounding.pop(response_id)
+                assert event.duration_ms == pytest.approx(sent_ms, abs=60), f"{sent_ms} ms were sent"
             case ResponseFlush(response_id=response_id):
                 assert response_id in self._texts and response_id not in self._flushed
                 self._flushed.add(response_id)
