@@ -39,6 +39,9 @@ Either version: what is shorter at the end of a turn is not worth a second's tok
 JITTER_SAMPLES = 640
 """4.5, continuous mode: 40 ms more of it, so that a tick that brings a little less still fills its unit."""
 
+MAX_UNITS = 29
+"""Seconds after which the encoder's positions begin again: as published, before its 1,500 are used up."""
+
 _NOTHING: Pcm = np.zeros(0, np.float32)
 
 
@@ -58,10 +61,11 @@ class Ear:
 
     rest: Pcm = field(default_factory=lambda: _NOTHING)  # waits for its second to fill
     mel: MelStream | None = None  # 4.5: the stream's spectrogram so far; None at its start
+    num_units: int = 0  # seconds since the encoder's positions last began
     is_continuous: bool = False
 
     def reset(self) -> None:
-        self.rest, self.mel = _NOTHING, None
+        self.rest, self.mel, self.num_units = _NOTHING, None, 0
 
 
 class MiniCPMO(Family):
@@ -198,14 +202,16 @@ class MiniCPMO(Family):
     def _items(self, units: list[tuple[Ear, Pcm]]) -> list[Features]:
         import torch
 
-        return [
-            Features(
-                offset=0,
-                num_tokens=self.unit_tokens,
-                tensors={"audio_features": mel[None], "audio_is_first": torch.tensor([is_first])},
-            )
-            for mel, is_first in self._features(units)
-        ]
+        items = []
+        for (ear, _), (mel, is_first) in zip(units, self._features(units), strict=True):
+            tensors = {
+                "audio_features": mel[None],
+                "audio_is_first": torch.tensor([is_first]),
+                "audio_position": torch.tensor([50 * ear.num_units]),
+            }
+            items.append(Features(offset=0, num_tokens=self.unit_tokens, tensors=tensors))
+            ear.num_units = (ear.num_units + 1) % MAX_UNITS
+        return items
 
     def _intake(self, items: Sequence[Features], mode: TurnMode) -> Intake:
         tokens: list[int] = []

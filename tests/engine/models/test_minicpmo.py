@@ -314,3 +314,15 @@ def test_a_version_that_is_not_served_is_refused(tmp_path: Path):
     (tmp_path / "config.json").write_text('{"architectures": ["MiniCPMO"], "version": "4.6"}')
     with pytest.raises(ValueError, match=r"MiniCPM-o 4\.6, which is not served here; known: 2\.6, 4\.5"):
         minicpmo(tmp_path)
+
+
+def test_the_encoders_positions_go_on_through_a_stream_and_begin_again_before_they_end(family):
+    """Published: the look back is given up when it and the next second would reach 1,500 frames."""
+    ear = family.new_ear()
+    places = []
+    for _ in range(31):
+        intake = hear(family, ear, sound(1.0), True, TurnMode.CONTINUOUS)
+        places += [int(item.tensors["audio_position"]) for item in intake.features]
+    assert places == [*range(0, 1450, 50), 0, 50]
+    turn = hear(family, family.new_ear(), sound(3.0), True)
+    assert [int(item.tensors["audio_position"]) for item in turn.features] == [0, 50, 100]

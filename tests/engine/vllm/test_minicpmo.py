@@ -84,14 +84,14 @@ class Reference:
         self.llm = backbone(config).eval()
         self.llm.load_state_dict(part(weights, "llm."))
 
-    def embed(self, mel: torch.Tensor) -> torch.Tensor:
+    def embed(self, mel: torch.Tensor, position: int) -> torch.Tensor:
         """[mel bins, frames] -> [tokens, hidden size]; the margins are cut behind the convolutions."""
         encoder, gelu = self.encoder, torch.nn.functional.gelu
         hidden = gelu(encoder.conv2(gelu(encoder.conv1(mel[None])))).transpose(1, 2)
         if mel.shape[1] > 100:  # as published: prefix only where there is one, suffix always
             hidden = hidden[:, (1 if mel.shape[1] == 104 else 0) : -1]
         assert hidden.shape[1] == 50
-        hidden = hidden + encoder.embed_positions.weight[:50]
+        hidden = hidden + encoder.embed_positions.weight[position : position + 50]
         for layer in encoder.layers:
             out = layer(hidden, None)
             hidden = out[0] if isinstance(out, tuple) else out
@@ -103,15 +103,17 @@ class Reference:
             hidden = hidden.relu() if i == 1 else hidden
         return torch.nn.functional.avg_pool1d(hidden.transpose(1, 2), self._pool_step)[0].T
 
+    counts_on = True  # whether all features are of one stream
+
     @torch.inference_mode()
     def logits(self, tokens: list[int], features: list[Features]) -> torch.Tensor:
         """At every position, in one causal pass over all tokens."""
         embeds = self.llm.get_input_embeddings()(torch.tensor(tokens))
-        for item in features:
+        for i, item in enumerate(features):
             mel = item.tensors["audio_features"][0]
             if bool(item.tensors["audio_is_first"]):
                 mel = mel[:, 2:]  # a stream's first chunk has no prefix
-            embeds[item.offset : item.offset + item.num_tokens] = self.embed(mel)
+            embeds[item.offset : item.offset + item.num_tokens] = self.embed(mel, 50 * i * self.counts_on)
         return self.llm(inputs_embeds=embeds[None]).logits[0]
 
 
@@ -165,7 +167,9 @@ def test_logits_of_a_streamed_session_equal_one_offline_pass(
     assert len(talk.features) == 8 and len(talk.tokens) < W
     with torch.inference_mode():
         logits = steps.runner_of(engine_core).model.compute_logits(torch.cat(recorded))
-    expected = Reference(model_dir).logits(talk.tokens, talk.features)
+    reference = Reference(model_dir)
+    reference.counts_on = mode is TurnMode.CONTINUOUS  # elsewhere each turn is a stream of its own
+    expected = reference.logits(talk.tokens, talk.features)
     assert logits.shape == expected.shape and expected.abs().max() > 10
     torch.testing.assert_close(logits, expected, atol=1e-3, rtol=1e-3)
     assert talk.answers[:5] != talk.answers[5:10]  # and it is the audio that answers
