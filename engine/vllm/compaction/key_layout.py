@@ -91,7 +91,9 @@ class PackedKeys:
         partner = torch.where(turned, partner, dim)
         place = torch.empty_like(order)
         place[order] = torch.arange(len(order))
-        self._partner = place[slot * head_size + partner]  # where the other of each element's pair lies
+        where = place[slot * head_size + partner]  # the other of each element's pair
+        self._run = _run_length(where)
+        self._partner = where[:: self._run] // self._run  # of each run of neighbours, so that copies are long
         self._pair = pair.clamp(max=half - 1).numpy()
         self._sign = torch.where(turned, torch.where(sign, 1.0, -1.0), 0.0).numpy().astype(np.float32)
         self._turned = turned.numpy()
@@ -108,5 +110,16 @@ class PackedKeys:
             mine, theirs = own[turn][:, None], other[turn][:, None]
             for keys in self._layers:
                 old = keys[ids].float()
-                new = old * mine + old.index_select(-1, self._partner) * theirs
+                partner = old.unflatten(-1, (-1, self._run)).index_select(-2, self._partner).flatten(-2)
+                new = old.mul_(mine).add_(partner.mul_(theirs))
                 keys[ids] = rounded(new, keys.dtype)
+
+
+def _run_length(index: torch.Tensor) -> int:
+    """The largest power of two of which aligned runs of the index go to aligned runs, in order."""
+    run = len(index) & -len(index)
+    while True:
+        runs = index.view(-1, run)
+        if (runs == runs[:, :1] + torch.arange(run)).all() and not (runs[:, 0] % run).any():
+            return run
+        run //= 2
