@@ -17,6 +17,7 @@ import { TranscriptView } from "./transcript_view.js";
 const $ = (id) => document.getElementById(id);
 const NOTICE_MS = 12_000;
 const TONES = { refused: "wait", lost: "wait", over: "calm", key: "calm" };
+const WARNINGS = ["audio_dropped", "voice_failed", "session_expiring", "draining"]; // others help no one here
 const HINTS = {
   idle: "Start, allow the microphone, and talk. You may interrupt at any time.",
   asking: "Your browser asks whether this page may use the microphone.",
@@ -33,7 +34,7 @@ socketUrl.protocol = socketUrl.protocol.replace("http", "ws");
 
 const dial = new Dial($("dial"), $("input-level"));
 const plot = new LatenessPlot($("lateness"), {
-  last: $("late-last"), median: $("late-median"), worst: $("late-worst"), budget: $("late-budget"),
+  last: $("late-last"), median: $("late-median"), worst: $("late-worst"),
 });
 const transcriptView = new TranscriptView({
   list: $("entries"), scroller: $("scroller"), empty: $("transcript-empty"), latest: $("latest"), announcer: $("announcer"),
@@ -89,7 +90,7 @@ function showState(state) {
   const isRunning = conversation.isRunning && state.name !== "ended";
   const isLive = state.name === "live";
   document.body.dataset.state = state.name;
-  $("start").textContent = isRunning ? "End conversation" : "Start talking";
+  $("start").textContent = !isRunning ? "Start talking" : state.name === "waiting" ? "Stop waiting" : "End conversation";
   $("start").classList.toggle("stop", isRunning);
   $("hint").textContent = HINTS[isLive ? conversation.turn : state.name] ?? HINTS.idle;
   const words = { asking: "Microphone?", connecting: "Connecting", waiting: "Waiting" }[state.name];
@@ -116,7 +117,7 @@ function showEnding({ ending, retryAt = null }) {
     tone: TONES[ending.kind],
     retryAt,
     retryLabel: retryAt === null ? "Start again" : "Try now",
-    cancelLabel: retryAt === null ? "Dismiss" : "Give up",
+    canDismiss: retryAt === null, // else the page's own button stops the waiting
   });
 }
 
@@ -130,7 +131,7 @@ function showFloor(who) {
 function showEvent(event) {
   transcript.apply(event);
   if (event.type === "tick") plot.push(event.lateness_ms);
-  if (event.type === "warning" || event.type === "error") showNotice(event.message);
+  if (event.type === "error" || WARNINGS.includes(event.code)) showNotice(event.message);
   if (event.type === "session.updated") showState({ name: "live", session: conversation.session });
   if (event.type === "pong") showTechnical();
 }
@@ -169,6 +170,5 @@ addEventListener("pagehide", () => conversation.isRunning && conversation.stop()
 const why = whyNoAudio();
 if (why) {
   $("start").disabled = true;
-  $("problem-cancel").hidden = true;
-  problem.show(problemOfPage(why, location), {});
+  problem.show(problemOfPage(why, location), { canDismiss: false });
 }

@@ -56,6 +56,7 @@ export class Dial {
     const pivot = { x: width / 2, y: height - 8 };
     const radius = Math.min(height - 30, (width / 2 - 16) / Math.sin(SPREAD));
     paintScale(context, pivot, radius, this.shown, colour, colour(ink));
+    paintWords(context, pivot, radius, colour("--muted"), this.drawing.canvas);
     paintNeedle(context, pivot, radius, this.shown, colour(ink), colour("--surface"));
     if (Math.abs(target - this.shown) > 0.002) this.drawing.ask();
   }
@@ -78,6 +79,17 @@ function paintScale(context, pivot, radius, level, colour, ink) {
     context.moveTo(...at(pivot, radius + (isLong ? 0 : 5), i / num));
     context.lineTo(...at(pivot, radius + 15, i / num));
     context.stroke();
+  }
+}
+
+function paintWords(context, pivot, radius, ink, canvas) {
+  context.font = `12px ${getComputedStyle(canvas).fontFamily}`;
+  context.fillStyle = ink;
+  context.textBaseline = "top";
+  for (const [share, word] of [[0, "quiet"], [1, "loud"]]) {
+    const [x, y] = at(pivot, radius + 24, share);
+    context.textAlign = "center";
+    context.fillText(word, x, y + 6);
   }
 }
 

@@ -8,10 +8,10 @@ const LIMIT_MS = 4_000;
 const MAX_PLACES = 32; // drawn one by one; more are a bar
 
 const STATUS = {
-  ready: "Ready",
-  starting: "Starting",
-  draining: "Shutting down",
-  failed: "Failed",
+  ready: "Server ready",
+  starting: "Server starting",
+  draining: "Server shutting down",
+  failed: "Server failed",
 };
 
 export class Gauge {
@@ -37,7 +37,7 @@ export class Gauge {
       this.numFailed = 0;
     } catch (error) {
       this.numFailed++;
-      this.showNothing(error.message === "key" ? "Needs a key" : "No answer");
+      this.showNothing(error.message === "key" ? "Needs a key" : "Server does not answer");
     }
     if (turn !== this.turn) return; // another poll began meanwhile
     this.timer = setTimeout(() => this.poll(), Math.min(SLOWEST_MS, EVERY_MS * 2 ** this.numFailed));
@@ -68,7 +68,7 @@ export class Gauge {
 
   showNothing(why) {
     this.setStatus("unknown", why);
-    this.parts.words.textContent = why === "No answer" ? "The server does not answer" : "Shown when a key is given";
+    this.parts.words.textContent = why === "Needs a key" ? "Shown when a key is given" : "Unknown";
     for (const name of ["late", "kv", "refused"]) this.parts[name].textContent = "–";
     this.places(0, 0);
   }

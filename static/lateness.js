@@ -29,7 +29,7 @@ export class Recent {
 }
 
 export class LatenessPlot {
-  /** `figures`: elements by the names `last`, `median`, `worst`, `budget`. */
+  /** `figures`: elements by the names `last`, `median`, `worst`. */
   constructor(canvas, figures, clock = () => performance.now() / 1000) {
     this.canvas = canvas;
     this.figures = figures;
@@ -43,7 +43,6 @@ export class LatenessPlot {
   setScale({ budgetMs, targetMs }) {
     this.budgetMs = budgetMs ?? this.budgetMs;
     this.targetMs = targetMs ?? this.targetMs;
-    this.figures.budget.textContent = ms(this.budgetMs);
     this.drawing.ask();
   }
 

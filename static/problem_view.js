@@ -10,7 +10,7 @@ export class ProblemView {
   }
 
   /** `retryAt`: of performance.now(); null: nothing happens by itself. `retryLabel`: null for no button. */
-  show({ title, text, steps = [] }, { tone = "alarm", retryAt = null, retryLabel = null, cancelLabel = "Dismiss" }) {
+  show({ title, text, steps = [] }, { tone = "alarm", retryAt = null, retryLabel = null, canDismiss = true }) {
     const { panel, retry, cancel } = this.parts;
     panel.dataset.tone = tone;
     this.parts.title.textContent = title;
@@ -19,7 +19,7 @@ export class ProblemView {
     this.parts.steps.hidden = steps.length === 0;
     retry.hidden = retryLabel === null;
     retry.textContent = retryLabel ?? "";
-    cancel.textContent = cancelLabel;
+    cancel.hidden = !canDismiss;
     panel.hidden = false;
     this.count(retryAt);
   }

@@ -4,9 +4,10 @@ export const MAX_ENTRIES = 200;
 const MAX_CHARS = 20_000; // of one entry
 
 /**
- * An entry: {id, who: "you" | "server" | "note", text, state, heardChars, clauses, voiced}.
+ * An entry: {id, who: "you" | "server" | "note", text, state, heardChars, clauses}.
  * `state`: `live` (goes on), `done`, `cut` (interrupted: the text behind `heardChars` was not heard).
- * `heardChars`: null where nothing is spoken, so that all of it counts as read.
+ * `heardChars`: null where nothing is spoken, so that all of it counts as read. `clauses`: what was spoken of it,
+ * each {start, end, durationMs}.
  */
 export class Transcript {
   /** `onChange(entry)`: it is new, or changed; `onRemove(entry)`. */
@@ -14,12 +15,17 @@ export class Transcript {
     this.on = { onChange, onRemove };
     this.entries = [];
     this.numEntries = 0;
+    this.isVoiced = false; // answers are spoken: what is written is not heard yet
     this.mine = null; // what is being said and has no text yet
   }
 
   apply(event) {
     const entry = this.find(event.response_id);
     switch (event.type) {
+      case "session.created":
+      case "session.updated":
+        this.isVoiced = Boolean(event.voice);
+        break;
       case "speech.started":
         this.listen(event.audio_ms);
         break;
@@ -31,13 +37,19 @@ export class Transcript {
         break;
       case "response.created":
         this.settleMine();
-        this.add({ who: "server", response: event.response_id });
+        this.add({ who: "server", response: event.response_id, heardChars: this.isVoiced ? 0 : null });
         break;
       case "response.text.delta":
         if (entry) this.change(entry, { text: (entry.text + event.delta).slice(0, MAX_CHARS) });
         break;
       case "response.audio":
         if (entry) this.speak(entry, event);
+        break;
+      case "response.audio.done":
+        if (entry && entry.clauses.length === 0) this.change(entry, { heardChars: null });
+        break;
+      case "warning":
+        if (event.code === "voice_failed") this.silence();
         break;
       case "response.done":
         if (entry) this.finish(entry, event.reason);
@@ -111,7 +123,13 @@ export class Transcript {
     const start = found >= 0 ? found : (entry.clauses.at(-1)?.end ?? 0);
     const end = Math.min(entry.text.length, start + text.trim().length);
     entry.clauses.push({ start, end, durationMs });
-    this.change(entry, { heardChars: entry.heardChars ?? 0 });
+  }
+
+  /** The voice failed: what is left of the answer is read. */
+  silence() {
+    for (const entry of this.entries) {
+      if (entry.who === "server" && entry.state === "live") this.change(entry, { heardChars: null });
+    }
   }
 
   finish(entry, reason) {

@@ -65,13 +65,13 @@ function makeItem(entry) {
   item.tabIndex = -1;
   if (entry.who !== "note") item.append(element("span", "name", NAMES[entry.who]));
   const words = element("p", "words");
-  words.append(element("span", "heard"), element("span", "unheard"), element("span", "mark"));
+  words.append(element("span", "heard"), element("span", "mark"), element("span", "unheard"));
   item.append(words);
   return item;
 }
 
 function fill(item, entry) {
-  const [heard, unheard, mark] = item.querySelector(".words").children;
+  const [heard, mark, unheard] = item.querySelector(".words").children;
   const split = entry.heardChars === null ? entry.text.length : entry.heardChars;
   setText(heard, entry.text.slice(0, split));
   setText(unheard, entry.text.slice(split).trimEnd());

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize("width", [320, 390, 768, 1440, 2200])
 async def test_it_fits(browser: Browser, server: Serving, width: int):
     async with visit(browser, server.port, viewport={"width": width, "height": 844}) as page:
-        await expect(page["server-status"]).to_have_text("Ready")
+        await expect(page["server-status"]).to_have_text("Server ready")
         overflow = "() => document.documentElement.scrollWidth - document.documentElement.clientWidth"
         assert await page.page.evaluate(overflow) <= 0
         buttons = page.page.locator("button:visible")
@@ -37,7 +37,7 @@ async def test_axe_finds_nothing(browser: Browser, scheme: str):
             browser, server.port, own_microphone=True, color_scheme=scheme, reduced_motion="reduce"
         ) as page,
     ):
-        await expect(page["server-status"]).to_have_text("Ready")
+        await expect(page["server-status"]).to_have_text("Server ready")
         await audit(page.page, "empty")
         await begin(page)
         speaking = asyncio.create_task(page.say(*recording("austen-0880.wav")))
@@ -66,7 +66,7 @@ async def audit(page: Page, state: str) -> None:
 
 async def test_nothing_is_asked_of_the_server_while_nobody_looks(browser: Browser, server: Serving):
     async with visit(browser, server.port) as page:
-        await expect(page["server-status"]).to_have_text("Ready")
+        await expect(page["server-status"]).to_have_text("Server ready")
         asked = 0
 
         def count(request: Request) -> None:

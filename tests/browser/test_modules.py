@@ -82,6 +82,7 @@ def answer(number: str, *pieces: tuple[str, int]) -> list[list[Any]]:
     """An answer whose pieces are texts and the milliseconds they are spoken in."""
     text = "".join(piece for piece, _ in pieces)
     return [
+        event("session.created", voice=True),
         event("response.created", response_id=number),
         event("response.text.delta", response_id=number, delta=text),
         *(event("response.audio", response_id=number, text=piece, duration_ms=ms) for piece, ms in pieces),
@@ -124,9 +125,18 @@ async def test_the_server_has_the_last_word_on_what_was_heard(page: Visit):
 
 async def test_an_answer_that_was_played_to_its_end_is_heard_whole(page: Visit):
     steps = [*answer("r", ("One 2", 700)), event("response.done", response_id="r", reason="stop")]
-    steps[2][1]["text"] = "One two"  # spoken otherwise than written
+    steps[3][1]["text"] = "One two"  # spoken otherwise than written
     (entry,) = await run(page, "transcript", TRANSCRIPT, [*steps, ["played", "r", 700, True]])
     assert (entry["state"], entry["heardChars"]) == ("done", len("One 2"))
+
+
+async def test_an_answer_without_sound_counts_as_read(page: Visit):
+    silent = answer("r", ("One two.", 500))[:3]
+    assert (await run(page, "transcript", TRANSCRIPT, silent))[0]["heardChars"] == 0
+    failed = [*silent, event("warning", code="voice_failed")]
+    assert (await run(page, "transcript", TRANSCRIPT, failed))[0]["heardChars"] is None
+    off = [event("session.created", voice=False), *silent[1:]]
+    assert (await run(page, "transcript", TRANSCRIPT, off))[0]["heardChars"] is None
 
 
 async def test_a_noise_leaves_no_entry_and_speech_without_words_leaves_its_length(page: Visit):

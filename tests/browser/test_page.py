@@ -86,7 +86,7 @@ async def test_a_conversation_by_keyboard_alone(browser: Browser, server: Servin
 
 async def test_what_is_said_is_shown_and_plots_and_gauge_move(browser: Browser, server: Serving):
     async with visit(browser, server.port, own_microphone=True) as page:
-        await expect(page["server-status"]).to_have_text("Ready")
+        await expect(page["server-status"]).to_have_text("Server ready")
         await expect(page["model"]).to_have_text("null")
         await expect(page["capacity-words"]).to_have_text("0 of 8 places taken")
         before = await page.page.evaluate("() => document.getElementById('lateness').toDataURL()")

@@ -53,7 +53,9 @@ async def test_waiting_can_be_given_up(browser: Browser):
         async with server.client() as other:
             await other.until("session.created")
             await page["start"].click()
-            await page["problem-cancel"].click()
+            await expect(page["start"]).to_have_text("Stop waiting")
+            await expect(page["problem-cancel"]).to_be_hidden()
+            await page["start"].click()
             await page.until_state("idle")
             await expect(page["problem"]).to_be_hidden()
             await expect(page["start"]).to_be_focused()
@@ -87,7 +89,7 @@ async def test_a_draining_server(browser: Browser):
         assert server.service.conductor.phase is Phase.DRAINING
         await expect(page["problem"]).to_contain_text("The server is shutting down")
         await expect(page["problem-countdown"]).to_be_visible()
-        await expect(page["server-status"]).to_have_text("Shutting down")
+        await expect(page["server-status"]).to_have_text("Server shutting down")
 
 
 async def test_an_engine_that_dies_is_waited_for(browser: Browser):
@@ -123,7 +125,7 @@ async def test_a_key_is_asked_for_and_kept_for_the_tab(browser: Browser):
         await field.fill(KEY)
         await field.press("Enter")
         await page.until_state("live")
-        await expect(page["server-status"]).to_have_text("Ready")
+        await expect(page["server-status"]).to_have_text("Server ready")
         await expect(page["capacity-words"]).to_have_text("1 of 8 places taken")
         stored = """() => [
             JSON.stringify(localStorage), document.cookie, location.href, document.body.innerHTML
@@ -142,7 +144,7 @@ async def test_an_insecure_origin_is_told_exactly_what_to_do(browser: Browser, s
         )
         await expect(page["problem"]).to_contain_text("--tls-cert")
         await expect(page["start"]).to_be_disabled()
-        await expect(page["server-status"]).to_have_text("Ready")  # the gauge works all the same
+        await expect(page["server-status"]).to_have_text("Server ready")  # the gauge works all the same
 
 
 async def test_a_denied_microphone(browser: Browser, server: Serving):
