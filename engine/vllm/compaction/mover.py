@@ -91,11 +91,8 @@ class _CudaKeys:
 
 
 def _cpu_keys(layers: Sequence[Any], rotation: Rotation) -> Any:
-    from engine.vllm.compaction.key_layout import (  # needs vLLM for the CPU
-        PackedKeys,
-        learn_order,
-        split_keys,
-    )
+    # Here: it needs operators that only vLLM for the CPU has.
+    from engine.vllm.compaction.key_layout import PackedKeys, learn_order, split_keys
 
     first = layers[0]
     caches = [_typed(layer) for layer in layers]

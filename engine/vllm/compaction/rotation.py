@@ -79,14 +79,13 @@ def read_rotation(rotary: Any) -> Rotation:
 def fit_line(table: np.ndarray) -> tuple[np.ndarray, float]:
     """Radians per token of each pair, and the largest deviation of an angle or a length from that line.
 
-    `table` is float64 [positions, 2 * pairs], cosines and sines times any constant. The fit doubles its reach
+    `table` is float64 [positions, 2 * pairs], cosines and sines times any constant. The fit widens its reach
     step by step, so that a whole turn is never miscounted; rounding averages out over thousands of positions,
     which makes the slope of a bf16 table good to about 1e-8.
     """
     cos, sin = np.split(table, 2, axis=1)
     angles, lengths = np.arctan2(sin, cos), np.hypot(cos, sin)
-    slope, off = angles[1], np.zeros_like(angles)
-    reach = 4
+    slope, reach = angles[1], 4
     while True:
         reach = min(reach, len(table))
         position = np.arange(reach, dtype=np.float64)[:, None]
