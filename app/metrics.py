@@ -60,12 +60,22 @@ class Metrics:
             registry=self.registry,
         )
 
-        self.voice = Histogram(
+        self._voice = Histogram(
             "metronome_voice_seconds",
             "How long the voice took for a clause",
             buckets=_CLAUSES_S,
             registry=self.registry,
         )
+        self._voice_delay = Histogram(
+            "metronome_voice_delay_seconds",
+            "From a clause's text to its sound, waiting for the voice included",
+            buckets=_CLAUSES_S,
+            registry=self.registry,
+        )
+
+    def on_clause(self, voice_s: float, delay_s: float) -> None:
+        self._voice.observe(voice_s)
+        self._voice_delay.observe(delay_s)
 
     async def pulse(self, conductor: Conductor) -> None:
         """Sample what nobody reports by itself, until cancelled."""

@@ -81,7 +81,7 @@ def build(
         detector,
         lambda sample, now: service.on_sample(sample, now),
         voice,
-        lambda duration_s: service.metrics.voice.observe(duration_s),
+        lambda voice_s, delay_s: service.metrics.on_clause(voice_s, delay_s),
     )
     session_defaults = SessionConfig(
         mode=info.turn_modes[0],

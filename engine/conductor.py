@@ -27,7 +27,7 @@ from engine.scheduler import TickSample, TickScheduler
 from engine.session import Session
 from engine.tally import Tally
 from engine.types import Hearing, Intake, Result, Utterance, Work
-from engine.voice.synthesizer import Synthesizer
+from engine.voice.synthesizer import OnDuration, Synthesizer
 from engine.voice.voice import Voice
 
 log = logging.getLogger(__name__)
@@ -61,9 +61,9 @@ class Conductor:
         detector: SpeechDetector,
         on_sample: Callable[[TickSample, float], None],
         voice: Voice | None = None,
-        on_spoken_s: Callable[[float], None] = lambda duration_s: None,
+        on_clause: OnDuration = lambda voice_s, delay_s: None,
     ) -> None:
-        """`on_sample` gets each slot's tick; `on_spoken_s` how long each clause took the voice."""
+        """`on_sample` gets each slot's tick, `on_clause` what each spoken clause took."""
         self.loop = asyncio.get_running_loop()
         self.phase = Phase.STARTING
         self.family = family
@@ -74,7 +74,7 @@ class Conductor:
         self._engine: Engine | None = None
         self._detector = detector
         self._on_sample = on_sample
-        self.synthesizer = Synthesizer(voice, self._on_spoken, on_spoken_s) if voice is not None else None
+        self.synthesizer = Synthesizer(voice, self._on_spoken, on_clause) if voice is not None else None
         self._ended = Tally()  # of the sessions that are gone
         self._deliver: dict[str, Deliver] = {}
         self._outbox: list[Work] = []
@@ -163,39 +163,46 @@ class Conductor:
         """What all sessions since the start have counted, those that run included."""
         return sum((session.tally for session in self.scheduler), self._ended)
 
-    # the beats
+    # the beats: each waits in one function and works in another, so that none holds a session while it waits
 
     async def _beat(self) -> None:
         while True:
             await asyncio.sleep(max(0.0, self.scheduler.next_due() - time.monotonic()))
-            now = time.monotonic()
-            step = self.scheduler.step(now)
-            for sample in step.samples:
-                self._on_sample(sample, now)
-            for session, outputs in step.outputs:
-                self._carry_out(session, outputs)
-            self._after_events()
+            self._tick(time.monotonic())
+
+    def _tick(self, now: float) -> None:
+        step = self.scheduler.step(now)
+        for sample in step.samples:
+            self._on_sample(sample, now)
+        for session, outputs in step.outputs:
+            self._carry_out(session, outputs)
+        self._after_events()
 
     async def _listen(self) -> None:
         while True:
             await asyncio.sleep(VAD_PERIOD_S)
-            waiting = [(s, audio) for s in self.scheduler if (audio := s.gate.take()) is not None]
-            if not waiting:
-                continue
-            items = [(session.gate.vad_state, audio) for session, audio in waiting]
-            verdicts = await self.loop.run_in_executor(self._vad_pool, self._detector.detect, items)
-            now = time.monotonic()
-            for (session, audio), probabilities in zip(waiting, verdicts, strict=True):
-                self._carry_out(session, session.on_speech(audio, probabilities.tolist(), now))
-            self._after_events()
+            await self._detect_speech()
+
+    async def _detect_speech(self) -> None:
+        waiting = [(s, audio) for s in self.scheduler if (audio := s.gate.take()) is not None]
+        if not waiting:
+            return
+        items = [(session.gate.vad_state, audio) for session, audio in waiting]
+        verdicts = await self.loop.run_in_executor(self._vad_pool, self._detector.detect, items)
+        now = time.monotonic()
+        for (session, audio), probabilities in zip(waiting, verdicts, strict=True):
+            self._carry_out(session, session.on_speech(audio, probabilities.tolist(), now))
+        self._after_events()
 
     async def _keep_house(self) -> None:
         while True:
             await asyncio.sleep(HOUSEKEEPING_S)
-            now = time.monotonic()
-            for session in self.scheduler:
-                self._carry_out(session, session.on_time(now))
-            self._after_events()
+            self._watch_the_time(time.monotonic())
+
+    def _watch_the_time(self, now: float) -> None:
+        for session in self.scheduler:
+            self._carry_out(session, session.on_time(now))
+        self._after_events()
 
     # hearing
 

@@ -14,8 +14,8 @@ import soundfile
 from engine.conductor import Conductor
 from engine.config import SessionConfig
 from engine.engine import EngineError
-from engine.events import ResponseDone, ServerEvent, Tick
-from engine.outputs import Close
+from engine.events import ResponseDone, Tick
+from engine.outputs import Close, ToClient
 from engine.session import Session
 from engine.types import SAMPLE_RATE, TurnMode
 
@@ -30,7 +30,7 @@ async def rehearse(conductor: Conductor, config: SessionConfig) -> None:
     session = Session("rehearsal", conductor.family, config, time.monotonic())
     outcome: asyncio.Future[None] = conductor.loop.create_future()
 
-    def deliver(item: ServerEvent | Close) -> None:
+    def deliver(item: ToClient) -> None:
         if outcome.done():
             return
         if isinstance(item, Close):

@@ -15,6 +15,10 @@ def load_voice(name: str) -> Voice | None:
         return None
     if name != DEFAULT_VOICE:
         raise ValueError(f"no voice is called {name!r}; known: {', '.join(VOICES)}")
-    from engine.voice.hibari import HibariVoice  # here: it takes half a second and 150 MB
-
+    try:
+        from engine.voice.hibari import HibariVoice  # here: it takes half a second and 150 MB
+    except ImportError as error:
+        raise ValueError(
+            f"the voice needs hibari-tts ({error}): install it, or serve without a voice"
+        ) from None
     return HibariVoice()

@@ -9,14 +9,25 @@ import logging
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
 
 from engine.types import Utterance
 from engine.voice.voice import Voice
 
 log = logging.getLogger(__name__)
 
+OnDuration = Callable[[float, float], None]
+"""Takes seconds: that the voice took for a clause, and from the clause's text to its sound."""
+
 OnSpoken = Callable[[Utterance, bytes | None], None]
 """Takes PCM s16le at `VOICE_RATE`, or None where the voice failed. Called on the event loop."""
+
+
+class _Waiting(NamedTuple):
+    needed_at: float
+    order: int  # before it others would be compared
+    utterance: Utterance
+    since: float
 
 
 class Synthesizer:
@@ -25,14 +36,14 @@ class Synthesizer:
     All methods belong to the event loop's thread.
     """
 
-    def __init__(self, voice: Voice, on_spoken: OnSpoken, on_duration: Callable[[float], None]) -> None:
+    def __init__(self, voice: Voice, on_spoken: OnSpoken, on_duration: OnDuration) -> None:
         self.voice = voice
         self.num_failures = 0
         self._on_spoken = on_spoken
         self._on_duration = on_duration
         self._loop = asyncio.get_running_loop()
         self._pool = ThreadPoolExecutor(1, "voice")
-        self._waiting: list[tuple[float, int, Utterance]] = []  # a heap, by when its sound is needed
+        self._waiting: list[_Waiting] = []  # a heap, by when the sound is needed
         self._wanted: dict[str, Utterance] = {}  # session -> its clause that waits; others are stale
         self._order = itertools.count()
         self._is_running = False
@@ -46,13 +57,15 @@ class Synthesizer:
 
     def say(self, utterance: Utterance) -> None:
         self._wanted[utterance.session_id] = utterance
-        heapq.heappush(self._waiting, (utterance.needed_at, next(self._order), utterance))
+        heapq.heappush(
+            self._waiting, _Waiting(utterance.needed_at, next(self._order), utterance, time.perf_counter())
+        )
         self._go_on()
 
     def hush(self, session_id: str) -> None:
         """Forget what waits for this session; what runs already is the session's to ignore."""
         if self._wanted.pop(session_id, None) is not None:
-            self._waiting = [item for item in self._waiting if item[2].session_id != session_id]
+            self._waiting = [item for item in self._waiting if item.utterance.session_id != session_id]
             heapq.heapify(self._waiting)
 
     def close(self) -> None:
@@ -63,11 +76,12 @@ class Synthesizer:
     def _go_on(self) -> None:
         if self._is_running or not self._waiting:
             return
-        utterance = heapq.heappop(self._waiting)[2]
+        first = heapq.heappop(self._waiting)
+        utterance = first.utterance
         self._wanted.pop(utterance.session_id, None)
         self._is_running = True
         future = self._loop.run_in_executor(self._pool, self._speak, utterance)
-        future.add_done_callback(lambda f: f.cancelled() or self._on_done(utterance, *f.result()))
+        future.add_done_callback(lambda f: f.cancelled() or self._on_done(first, *f.result()))
 
     def _speak(self, utterance: Utterance) -> tuple[bytes | None, float]:
         begin = time.perf_counter()
@@ -81,9 +95,9 @@ class Synthesizer:
             return None, time.perf_counter() - begin
         return sound, time.perf_counter() - begin
 
-    def _on_done(self, utterance: Utterance, pcm: bytes | None, duration_s: float) -> None:
+    def _on_done(self, done: _Waiting, pcm: bytes | None, duration_s: float) -> None:
         self._is_running = False
-        self._on_duration(duration_s)
+        self._on_duration(duration_s, time.perf_counter() - done.since)
         self.num_failures += pcm is None
-        self._on_spoken(utterance, pcm)
+        self._on_spoken(done.utterance, pcm)
         self._go_on()

@@ -33,9 +33,11 @@ class Rig:
     def __init__(self) -> None:
         self.voice = Gated()
         self.results: asyncio.Queue[tuple[Utterance, bytes | None]] = asyncio.Queue()
-        self.durations: list[float] = []
+        self.durations: list[tuple[float, float]] = []
         self.synthesizer = Synthesizer(
-            self.voice, lambda *result: self.results.put_nowait(result), self.durations.append
+            self.voice,
+            lambda *result: self.results.put_nowait(result),
+            lambda *took: self.durations.append(took),
         )
 
     def say(self, session: str, text: str, needed_at: float = 0.0) -> None:
@@ -64,6 +66,7 @@ async def test_whose_playback_runs_dry_first_is_first(rig: Rig):
     assert rig.synthesizer.num_waiting == 3
     assert [(await rig.spoken())[0] for _ in range(4)] == ["runs already", "c", "d", "b"]
     assert rig.synthesizer.num_waiting == 0 and len(rig.durations) == 4
+    assert all(0 <= voice_s <= delay_s for voice_s, delay_s in rig.durations)
 
 
 async def test_what_was_hushed_is_never_spoken(rig: Rig):
