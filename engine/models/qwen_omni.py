@@ -71,6 +71,9 @@ class QwenOmni(Family):
         )
         self._audio_bos, self._audio_pad, self._audio_eos = map(self._codec.special, self.audio_tokens)
         self._newline = self._codec.encode("\n")
+        self._user = (self._start, *self._codec.encode("user\n"), self._audio_bos)
+        self._turn_end = (self._audio_eos, self._end, *self._newline)
+        self._assistant = (self._start, *self._codec.encode("assistant\n"))
         self.info = FamilyInfo(
             name=self._name(),
             budget_s=2.0,
@@ -112,11 +115,10 @@ class QwenOmni(Family):
         return self.instruct(instructions)
 
     def open_turn(self, mode: TurnMode) -> tuple[int, ...]:
-        return (self._start, *self._codec.encode("user\n"), self._audio_bos)
+        return self._user
 
     def close_turn(self, mode: TurnMode) -> tuple[int, ...]:
-        end = (self._audio_eos, self._end, *self._newline)
-        return (*end, self._start, *self._codec.encode("assistant\n"))
+        return self._turn_end + self._assistant
 
     def close_answer(self, mode: TurnMode) -> tuple[int, ...]:
         return (self._end, *self._newline)
