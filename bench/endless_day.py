@@ -72,7 +72,7 @@ PLANS = {
     ),
     "qwen7b": Plan("qwen7b", "cuda", 2.0, 16, 50, 1, dict(window_tokens=1024, max_batch_tokens=2048)),
 }
-QWEN2_5_7B = dict(
+QWEN2_5_7B: dict[str, Any] = dict(
     hidden_size=3584,
     num_hidden_layers=28,
     num_attention_heads=28,

@@ -58,7 +58,8 @@ class Ours(_Sessions):
     def tick(self, chunks: Mapping[str, Chunk], max_tokens: int) -> None:
         for name, chunk in chunks.items():
             self._core.submit(self._work(name, chunk, max_tokens))
-        waiting, said = set(chunks), dict.fromkeys(chunks, ())
+        waiting = set(chunks)
+        said: dict[str, tuple[int, ...]] = dict.fromkeys(chunks, ())
         while waiting:
             self._core.step()
             for result in self._core.take_results():

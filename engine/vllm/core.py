@@ -207,12 +207,9 @@ class SessionCore:
             )
         num_tokens = session.num_kv_tokens
         if work.keep_tokens is not None:
-            kept = work.keep_tokens - session.num_evicted
-            reason = self._scheduler.why_not_forget(session.request_id, kept)
+            reason = self._scheduler.why_not_forget(session.request_id, work.keep_tokens, session.num_evicted)
             if reason is not None:
-                return (
-                    f"The session cannot go back to {work.keep_tokens} of its {num_tokens} tokens: {reason}."
-                )
+                return f"Of its {num_tokens} tokens the session cannot keep {work.keep_tokens}: {reason}."
             num_tokens = work.keep_tokens
         return unfit(work, num_tokens, self._bounds)
 

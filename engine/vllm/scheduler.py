@@ -84,13 +84,14 @@ class ParkingScheduler(Scheduler):
         """Whether every layer has the same gap, in the same blocks."""
         return len(self._managers) == 1 and isinstance(self._managers[0], SinkWindowManager)
 
-    def why_not_forget(self, request_id: str, keep_tokens: int) -> str | None:
-        """Why a parked session cannot go back to so many tokens of its record; None if it can."""
+    def why_not_forget(self, request_id: str, keep_tokens: int, num_evicted: int) -> str | None:
+        """Why a parked session cannot go back to so many tokens, those evicted counted; None if it can."""
         request = self.requests[request_id]
-        return why_not_forget(request, self._managers, keep_tokens, head_tokens(request.sampling_params))
+        num_head_tokens = head_tokens(request.sampling_params)
+        return why_not_forget(request, self._managers, keep_tokens, num_evicted, num_head_tokens)
 
     def tidy(self, request_id: str, keep_tokens: int | None = None) -> int:
-        """Before a parked session's next turn: forget what is beyond `keep_tokens`, cut out what was freed.
+        """Before a parked session's next turn: forget what is beyond `keep_tokens` of its record, cut out what was freed.
 
         No step of the session may be in flight. Returns by how many tokens its record shrank at its gap.
         """

@@ -27,10 +27,17 @@ class Move:
 
 
 def why_not_forget(
-    request: Request, managers: Sequence[SingleTypeKVCacheManager], keep_tokens: int, num_head_tokens: int
+    request: Request,
+    managers: Sequence[SingleTypeKVCacheManager],
+    keep_tokens: int,
+    num_evicted: int,
+    num_head_tokens: int,
 ) -> str | None:
-    """Why the session cannot go back to its first `keep_tokens` (of those in its record); None if it can."""
-    done = request.num_computed_tokens
+    """Why the session cannot go back to its first `keep_tokens`; None if it can.
+
+    They count the `num_evicted` that were compacted away before.
+    """
+    done = request.num_computed_tokens + num_evicted
     if keep_tokens > done:
         return "it has fewer"
     if keep_tokens < min(num_head_tokens, done):
@@ -38,7 +45,7 @@ def why_not_forget(
     for manager in managers:
         if keep_tokens < done and not isinstance(manager.kv_cache_spec, AttentionSpec):
             return "this model keeps a state that cannot be taken back"
-        if keep_tokens < _first_needed(manager, request, keep_tokens):
+        if keep_tokens - num_evicted < _first_needed(manager, request, keep_tokens, num_evicted > 0):
             return "what comes before them was freed"
     return None
 
@@ -75,12 +82,14 @@ def _gap(manager: SinkWindowManager, request: Request) -> tuple[int, int]:
     return first, last
 
 
-def _first_needed(manager: SingleTypeKVCacheManager, request: Request, keep_tokens: int) -> int:
-    """The shortest length this manager's layers can go back to, when the next query is at `keep_tokens`."""
+def _first_needed(
+    manager: SingleTypeKVCacheManager, request: Request, keep_tokens: int, was_compacted: bool
+) -> int:
+    """The shortest record this manager's layers can go back to, when the next query is at `keep_tokens`."""
     blocks, size = manager.req_to_blocks[request.request_id], manager.block_size
     if isinstance(manager, SinkWindowManager):
         first, last = _gap(manager, request)
-        return last * size if first < last else 0
+        return last * size if first < last or was_compacted else 0
     seen = blocks[manager.get_num_skipped_tokens(keep_tokens) // size : -(-keep_tokens // size)]
     return keep_tokens + 1 if any(block.is_null for block in seen) else 0
 

@@ -25,6 +25,7 @@ class PlainSession:
     end: int = 0
     done: int = 0
     swept: int = 0  # tokens that were done when blocks were last freed
+    compacted: int = 0  # tokens that left the record; the counts above are without them
 
     def kept_blocks(self, window: int, block_size: int) -> set[int]:
         num_slots = -(-self.end // block_size) * block_size
@@ -108,11 +109,47 @@ def test_random_sessions_appends_and_aborts(seed, steps_in_flight):
             if rng.random() < 0.2:
                 manager.remove_skipped_blocks(name, session.done)
                 session.swept = session.done
+            if session.done == session.end > 0 and rng.random() < 0.3:
+                tidy(session, single, rng, window, block_size)
         check(manager, single, sessions, spec)
+    assert chunk < 50 or any(session.compacted for session in sessions.values())
     for session in sessions.values():
         manager.free(session.request)
     assert manager.block_pool.get_num_free_blocks() == NUM_BLOCKS - 1
     assert not single.heads
+
+
+def tidy(session: PlainSession, single: Any, rng: random.Random, window: int, block_size: int) -> None:
+    """No step in flight: go back to fewer tokens, where that can be honoured, or cut the gap out."""
+    from engine.vllm.compaction.parked import compact, forget, why_not_forget
+
+    request, slack = session.request, rng.choice([1, 32, 64])
+    request.num_computed_tokens, request.num_in_flight_tokens = session.done, 0
+    request._all_token_ids[:] = [0] * session.done
+    first, last = gap_blocks(session.sinks, session.swept, window, block_size)
+    gap = max(0, last - first) * block_size
+    if rng.random() < 0.5:
+        keep = session.done - rng.randint(0, 40)
+        is_possible = keep + session.compacted >= min(session.sinks, session.done)
+        if gap or session.compacted:
+            is_possible &= keep >= max(first, last) * block_size
+        reason = why_not_forget(request, [single], keep + session.compacted, session.compacted, session.sinks)
+        assert (reason is None) == is_possible
+        if not is_possible:
+            return
+        forget(request, [single], keep)
+        session.done = session.end = keep
+        slack = 1
+    move = compact(request, single, slack)
+    assert (move is None) == (gap < slack)
+    if move is not None:
+        table = single.req_to_blocks[request.request_id]
+        assert (move.distance_tokens, move.block_ids) == (gap, tuple(b.block_id for b in table[first:]))
+        session.done -= gap
+        session.end -= gap
+        session.swept = 0  # all that is left is seen: nothing of it is freed before the window moves on
+        session.compacted += gap
+    assert request.num_computed_tokens == session.done == request.num_tokens
 
 
 def check(manager, single, sessions, spec):
