@@ -115,6 +115,8 @@ async def _write(socket: WebSocket, outbox: Outbox) -> None:
         except TimeoutError:
             await _close(socket, SlowReader("The client does not read what it is sent."))
             return
+        except RuntimeError:
+            return  # the connection failed (text that is not UTF-8, say) before the reader heard of it
 
 
 async def _close(socket: WebSocket, error: SessionError) -> None:

@@ -7,12 +7,16 @@ import contextlib
 import json
 import threading
 from dataclasses import replace
+from typing import Any, cast
 
 import pytest
 from websockets.exceptions import ConnectionClosed
 
+from app.outbox import Outbox
+from app.stream import _write
 from engine.conductor import REBUILD_LIMIT, Phase
 from engine.engine import EngineError, OnFailure, OnResults
+from engine.events import Pong
 from engine.null import DEFAULT_LIMITS, NullEngine
 from tests.support.serving import TIMEOUT_S, Client, Serving, serving
 from tests.support.stage import pcm
@@ -219,6 +223,17 @@ async def test_a_client_that_does_not_read_costs_its_own_session_only(monkeypatc
         assert server.service.gate.in_flight == 1
         assert await turn(other) == "echo: heard 1000 ms"
         deaf.socket.transport.abort()
+
+
+async def test_a_connection_that_fails_while_something_is_written_is_an_ordinary_end():
+    class Failed:
+        async def send_text(self, text: str) -> None:
+            raise RuntimeError("Unexpected ASGI message 'websocket.send', after sending 'websocket.close'.")
+
+    outbox = Outbox()
+    outbox.put(Pong())
+    async with asyncio.timeout(TIMEOUT_S):
+        await _write(cast(Any, Failed()), outbox)
 
 
 async def test_an_engine_that_dies_ends_its_sessions_with_1011_and_is_rebuilt():
