@@ -64,6 +64,7 @@ const problem = new ProblemView(
 const conversation = new Conversation({
   url: socketUrl, getKey, getSettings: () => settings,
   onState: showState, onEvent: showEvent, onFloor: showFloor, onProblem: showMicrophoneProblem,
+  onAsleep: () => showNotice("The browser has paused the sound: touch the page, or press a key."),
   onLevel: (whose, rms) => dial.setLevel(whose, rms),
   onPlayed: (...args) => transcript.played(...args),
 });
@@ -96,6 +97,7 @@ function showState(state) {
   const words = { asking: "Microphone?", connecting: "Connecting", waiting: "Waiting" }[state.name];
   if (words) $("floor-words").textContent = words;
   $("status").textContent = isLive ? "Connected. Talk now." : (words ?? "Not connected.");
+  $("hush").hidden = !isLive;
   $("talk").hidden = !isLive || conversation.turn !== "manual";
   if (isLive || state.name === "asking" || state.name === "idle") problem.hide();
   if (isLive) plot.setScale({ budgetMs: state.session.budget_ms });
@@ -124,7 +126,7 @@ function showEnding({ ending, retryAt = null }) {
 function showFloor(who) {
   $("floor").dataset.who = who;
   $("floor-words").textContent = FLOOR[who];
-  $("hush").hidden = who !== "answering" && who !== "thinking";
+  $("hush").setAttribute("aria-disabled", who !== "answering" && who !== "thinking");
   dial.setFloor(who);
 }
 
@@ -170,5 +172,6 @@ addEventListener("pagehide", () => conversation.isRunning && conversation.stop()
 const why = whyNoAudio();
 if (why) {
   $("start").disabled = true;
+  $("hint").textContent = "A conversation needs a microphone.";
   problem.show(problemOfPage(why, location), { canDismiss: false });
 }

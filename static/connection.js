@@ -4,7 +4,7 @@ import { endingOf } from "./endings.js";
 
 const OPEN_LIMIT_MS = 10_000;
 const PING_EVERY_MS = 10_000;
-const SILENCE_LIMIT_MS = 25_000; // no message, not even a pong: the network is gone, though no one said so
+const MAX_UNANSWERED = 2; // pings: the network is gone, though no one said so. Hidden tabs ping more seldom.
 const STEADY_MS = 5_000; // a session that lived so long was no failed attempt
 const MAX_WAITING_S = 1; // audio that waits in the socket; more is dropped, since late audio helps nobody
 
@@ -97,8 +97,11 @@ export class Connection {
   begin(session) {
     this.enter({ name: "live", session });
     this.after(STEADY_MS, () => { this.attempt = 0; });
+    let numUnanswered = 0;
+    this.pingedAt = 0;
     const ping = () => {
-      if (performance.now() - this.heardAt > SILENCE_LIMIT_MS) return this.giveUp();
+      numUnanswered = this.heardAt >= this.pingedAt ? 0 : numUnanswered + 1;
+      if (numUnanswered === MAX_UNANSWERED) return this.giveUp();
       this.pingedAt = performance.now();
       this.send({ type: "ping" });
       this.after(PING_EVERY_MS, ping);

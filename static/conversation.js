@@ -12,7 +12,7 @@ const LATE_MS = 120; // manual: frames that are still on their way from the audi
 /**
  * Calls, all optional: `onState(state)` of the connection, or {name: "asking"} for the microphone; `onEvent(event)`;
  * `onFloor(who)`; `onLevel(whose, rms)`; `onPlayed(id, ms, isFinal)`; `onProblem(error)` of the microphone,
- * null where it went away.
+ * null where it went away; `onAsleep()`: the browser paused all sound, see `wake`.
  */
 export class Conversation {
   constructor({ url, getKey, getSettings, ...calls }) {
@@ -42,6 +42,7 @@ export class Conversation {
   async start() {
     if (this.isRunning) return;
     const context = (this.context = openContext());
+    context.onstatechange = () => context === this.context && context.state !== "running" && this.call("onAsleep");
     this.call("onState", { name: "asking" });
     let stream = null;
     try {

@@ -87,9 +87,9 @@ function paintWords(context, pivot, radius, ink, canvas) {
   context.fillStyle = ink;
   context.textBaseline = "top";
   for (const [share, word] of [[0, "quiet"], [1, "loud"]]) {
-    const [x, y] = at(pivot, radius + 24, share);
+    const [x, y] = at(pivot, radius + 20, share);
     context.textAlign = "center";
-    context.fillText(word, x, y + 6);
+    context.fillText(word, x, y + 14);
   }
 }
 

@@ -72,9 +72,11 @@ function makeItem(entry) {
 
 function fill(item, entry) {
   const [heard, mark, unheard] = item.querySelector(".words").children;
-  const split = entry.heardChars === null ? entry.text.length : entry.heardChars;
-  setText(heard, entry.text.slice(0, split));
-  setText(unheard, entry.text.slice(split).trimEnd());
+  const { text, heardChars } = entry;
+  const gap = heardChars === null ? 0 : text.slice(heardChars).search(/\S|$/); // the space before what was not heard
+  const split = heardChars === null ? text.length : heardChars + gap;
+  setText(heard, text.slice(0, split));
+  setText(unheard, text.slice(split).trimEnd());
   setText(mark, entry.state === "cut" ? (CUT[entry.reason] ?? "interrupted here") : "");
   item.dataset.state = entry.state;
   item.classList.toggle("waiting", entry.state === "live" && !entry.text);

@@ -8,9 +8,8 @@ import pytest
 from axe_playwright_python.async_playwright import Axe
 from playwright.async_api import Browser, Page, Request, expect
 
-from tests.support.browsing import begin, visit
+from tests.support.browsing import QUESTION, begin, visit
 from tests.support.serving import Serving, serving
-from tests.support.speech import recording
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -40,7 +39,7 @@ async def test_axe_finds_nothing(browser: Browser, scheme: str):
         await expect(page["server-status"]).to_have_text("Server ready")
         await audit(page.page, "empty")
         await begin(page)
-        speaking = asyncio.create_task(page.say(*recording("austen-0880.wav")))
+        speaking = asyncio.create_task(page.say(*QUESTION))
         await page.until_floor("you")
         await audit(page.page, "speaking")
         await speaking

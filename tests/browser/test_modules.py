@@ -46,6 +46,7 @@ ENDINGS = """
         ({"closed": {"code": 1001}, "error": {"code": "draining"}}, "refused", 500),
         ({"closed": {"code": 1011}, "error": {"code": "engine_failed"}}, "lost", 500),
         ({"closed": {"code": 1006}, "error": None}, "lost", 500),
+        ({"closed": {"code": 1006}, "error": None, "isOnline": False}, "lost", 500),
         ({"closed": {"code": 1006}, "error": None, "attempt": 3}, "lost", 4000),
         ({"closed": {"code": 1006}, "error": None, "attempt": 9}, "lost", 15_000),
         ({"closed": {"code": 1006}, "error": None, "attempt": 10}, "lost", None),

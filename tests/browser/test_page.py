@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import re
+import tomllib
+from pathlib import Path
 
 import httpx
 import pytest
 from playwright.async_api import Browser, expect
 
-from app.page import content_policy, read_assets
-from tests.support.browsing import begin, visit
+from app.page import DIRECTORY, content_policy, read_assets
+from tests.support.browsing import QUESTION, begin, visit
 from tests.support.serving import Serving
-from tests.support.speech import recording
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -32,6 +33,14 @@ async def test_the_page_is_served_with_types_that_browsers_run_and_headers_that_
     policy = dict(part.strip().split(" ", 1) for part in index.headers["content-security-policy"].split(";"))
     assert policy["default-src"] == "'none'" and policy["script-src"] == "'self'"
     assert policy["connect-src"] == f"'self' ws://127.0.0.1:{server.port} wss://127.0.0.1:{server.port}"
+
+
+async def test_a_wheel_has_every_file_of_the_page():
+    project = tomllib.loads((DIRECTORY.parent / "pyproject.toml").read_text())
+    data = project["tool"]["setuptools"]["package-data"]
+    for name in read_assets():
+        folder = ".".join(["static", *Path(name).parts[:-1]])
+        assert any(Path(name).match(pattern) for pattern in data[folder]), name
 
 
 async def test_what_a_browser_has_is_not_sent_again(server: Serving):
@@ -93,7 +102,7 @@ async def test_what_is_said_is_shown_and_plots_and_gauge_move(browser: Browser, 
         await begin(page)
         await expect(page["capacity-words"]).to_have_text("1 of 8 places taken")
         assert await page.page.locator("#places .taken").count() == 1
-        speaking = asyncio.create_task(page.say(*recording("austen-0880.wav")))
+        speaking = asyncio.create_task(page.say(*QUESTION))
         await page.until_floor("you")
 
         async def needle_moves() -> bool:
@@ -122,7 +131,7 @@ async def test_push_to_talk(browser: Browser, server: Serving):
         button = page["talk"]
         await expect(button).to_be_visible()
         await expect(button).to_have_text("Hold to talk")
-        samples, rate = recording("austen-0880.wav")
+        samples, rate = QUESTION
         for number in (1, 2):
             await button.focus()
             await page.page.keyboard.down("Space")

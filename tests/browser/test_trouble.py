@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 
 import pytest
-from playwright.async_api import Browser, expect
+from playwright.async_api import Browser, WebSocketRoute, expect
 
 from engine.conductor import Phase
 from engine.models.null import NullFamily
 from engine.null import NullEngine
-from tests.support.browsing import INSECURE_HOST, begin, visit
+from tests.support.browsing import INSECURE_HOST, QUESTION, begin, visit
 from tests.support.serving import Serving, serving
-from tests.support.speech import recording
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 KEY = "web-key-0123456789"
@@ -76,9 +76,66 @@ async def test_a_lost_connection_is_taken_up_again(browser: Browser, server: Ser
         await page.until_state("live")
         await expect(page["problem"]).to_be_hidden()
         assert server.service.gate.num_admitted == admitted + 1
-        speaking = asyncio.create_task(page.say(*recording("austen-0880.wav")))
+        speaking = asyncio.create_task(page.say(*QUESTION))
         await expect(page.entries("server")).to_have_attribute("data-state", "done")
         await speaking
+
+
+async def test_a_network_that_goes_silent_is_noticed(browser: Browser, server: Serving):
+    """No close, no error: the machine at the other end is simply gone. A server of ours cannot do that."""
+    silent_from = 2  # it answers so many pings
+    num_sockets = 0
+
+    def mute(socket: WebSocketRoute) -> None:
+        nonlocal num_sockets
+        num_sockets += 1
+        num_pings = 0
+
+        def on_message(message: str | bytes) -> None:
+            nonlocal num_pings
+            if isinstance(message, bytes):
+                return
+            if json.loads(message)["type"] == "auth":
+                socket.send(json.dumps({"type": "session.created", "turn": "server_vad", "budget_ms": 2000}))
+            elif json.loads(message)["type"] == "ping":
+                num_pings += 1
+                if num_pings <= silent_from:
+                    socket.send(json.dumps({"type": "pong"}))
+
+        socket.on_message(on_message)
+
+    async with visit(browser, server.port, own_microphone=True) as page:
+        await page.page.route_web_socket("**/v1/stream*", mute)
+        await page.page.clock.install()
+        await begin(page)
+        await page.page.clock.run_for(15_000)
+        await page.until_state("live")
+        await page.page.clock.run_for(20_000)
+        await expect(page["problem"]).to_contain_text("The connection was lost")
+        await page.page.clock.run_for(2_000)
+        await page.until_state("live")
+        assert num_sockets == 2
+
+
+async def test_a_browser_that_pauses_the_sound(browser: Browser, server: Serving):
+    """As phones do for a call: it goes on with the next touch."""
+    keep = """{
+        const Original = AudioContext;
+        globalThis.contexts = [];
+        globalThis.AudioContext = class extends Original {
+            constructor(...args) { super(...args); contexts.push(this); }
+        };
+    }"""
+    async with visit(browser, server.port, own_microphone=True, script=keep) as page:
+        await begin(page)
+        await page.page.evaluate("() => contexts[0].suspend()")
+        await expect(page["notice"]).to_contain_text("touch the page")
+        await page["floor"].click()
+
+        async def runs() -> bool:
+            return await page.page.evaluate("() => contexts[0].state") == "running"
+
+        await page.until(runs, "ran again")
 
 
 async def test_a_draining_server(browser: Browser):
@@ -106,6 +163,8 @@ async def test_an_engine_that_dies_is_waited_for(browser: Browser):
         await begin(page)
         engines[-1].break_down("a test broke it")
         await expect(page["problem"]).to_contain_text("The model stopped")
+        await server.until_ready()
+        await page["problem-retry"].click()
         await page.until_state("live")
         assert len(engines) == 2
 

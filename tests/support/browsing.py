@@ -18,7 +18,10 @@ from fastapi import FastAPI, Response
 from playwright.async_api import Browser, ConsoleMessage, Locator, Page, async_playwright, expect
 
 from tests.support.serving import TIMEOUT_S, Serving
+from tests.support.speech import recording
 
+_SAMPLES, _RATE = recording("austen-0880.wav")
+QUESTION = _SAMPLES[: round(1.3 * _RATE)], _RATE  # a few words: samples and their rate
 HERE = Path(__file__).parent
 INSECURE_HOST = "metronome.test"  # this machine, under a name that browsers do not trust without TLS
 expect.set_options(timeout=1000 * TIMEOUT_S)
