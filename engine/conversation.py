@@ -36,6 +36,7 @@ class Conversation:
         self._seq = 0
         self._head = family.head(instructions)
         self._owed: tuple[int, ...] = self._head  # must come before what is appended next, behind the answer
+        self._instruction: tuple[int, ...] = ()  # behind what is owed; a newer one takes its place
         self._num_tokens = 0  # in the KV cache, when the work that runs has taken its tokens in
         self._said: _Said | None = None
         self._is_turn_open = False  # the user's turn has tokens in it
@@ -100,7 +101,7 @@ class Conversation:
         """
         self.instructions = instructions
         if self.has_spoken:
-            self._owed += self._family.instruct(instructions)
+            self._instruction = self._family.instruct(instructions)
             return False
         self.generation += 1
         self._head = self._owed = self._family.head(instructions)
@@ -137,7 +138,8 @@ class Conversation:
         max_tokens: int,
         keep_tokens: int | None = None,
     ) -> Work:
-        prefix, self._owed = self._owed, ()
+        prefix = self._owed + self._instruction
+        self._owed = self._instruction = ()
         self._seq += 1
         self._num_tokens += len(prefix) + len(tokens)
         return Work(

@@ -10,6 +10,7 @@ import numpy as np
 from engine.audio.resample import RawPcm, to_float
 from engine.types import Pcm
 
+MAX_TURNS = 64  # that have ended and wait; a client can end turns faster than they are answered
 _NOTHING: Pcm = np.zeros(0, np.float32)
 
 
@@ -27,7 +28,8 @@ class Taken:
 
 
 class AudioQueue:
-    """Bounded: beyond the limit the oldest samples are dropped and counted; the ends of turns never are."""
+    """Bounded: beyond the limit the oldest samples are dropped and counted. The ends of turns never are, but
+    where more than `MAX_TURNS` wait, the oldest two become one."""
 
     def __init__(self) -> None:
         self._turns: deque[_Turn] = deque([_Turn()])
@@ -49,6 +51,10 @@ class AudioQueue:
     def end_turn(self, now: float) -> None:
         self._turns[-1].ended_at = now
         self._turns.append(_Turn())
+        if len(self._turns) > MAX_TURNS + 1:
+            oldest = self._turns.popleft()
+            self._turns[0].parts.extendleft(reversed(oldest.parts))
+            self._turns[0].num_samples += oldest.num_samples
 
     def clear(self) -> None:
         self._turns = deque([_Turn()])

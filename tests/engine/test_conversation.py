@@ -106,6 +106,18 @@ def test_new_instructions_replace_the_head_or_follow_the_turn():
     )
 
 
+def test_instructions_that_were_never_taken_in_are_replaced():
+    """A client may change its mind as often as it likes: the next turn does not grow with it."""
+    conversation, _ = make()
+    take(conversation, "x", True)
+    conversation.close_answer()
+    for i in range(1000):
+        conversation.instruct(f"be {i}")
+    work = take(conversation, "y", True)
+    assert work is not None
+    assert work.token_ids == (END, *NullFamily().head("be 999"), OPEN, *encode("y"), CLOSE)
+
+
 def test_going_on_without_a_cut_answer_is_our_bug():
     conversation, _ = make()
     with pytest.raises(RuntimeError, match="no answer was cut short"):

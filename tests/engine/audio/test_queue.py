@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.audio.queue import AudioQueue
+from engine.audio.queue import MAX_TURNS, AudioQueue
 
 
 def samples(start: int, count: int) -> np.ndarray:
@@ -49,3 +49,18 @@ def test_beyond_the_limit_the_oldest_goes_and_is_counted(moves: list):
         taken_ends += 1
         queue.take()
     assert taken_ends == num_ends
+
+
+def test_turns_that_end_faster_than_they_are_heard_become_one():
+    """A client that commits without end: what waits stays bounded, and no audio is lost for it."""
+    queue = AudioQueue()
+    for i in range(1000):
+        queue.append(samples(i, 1), 10_000)
+        queue.end_turn(float(i))
+    assert queue.num_samples == 1000 and queue.num_dropped_samples == 0
+    turns = []
+    while queue.has_ended_turn:
+        turns.append(queue.take())
+    assert len(turns) == MAX_TURNS
+    assert turns[0].ended_at == 1000.0 - MAX_TURNS and turns[-1].ended_at == 999.0
+    assert np.concatenate([turn.audio for turn in turns]).tolist() == list(range(1000))
