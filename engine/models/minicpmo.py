@@ -83,14 +83,14 @@ class MiniCPMO(Family):
         self._model_dir = model_dir
         self._device = device
         self._config = read_config(model_dir)
-        tokens = 50 // int(self._config.get("audio_pool_step", 2))
+        tokens = 50 // int(self._config.get("audio_pool_step", 50 // self.unit_tokens))
         if tokens != self.unit_tokens:
             raise ValueError(f"{model_dir}: a second is {tokens} tokens, not {self.unit_tokens} as published")
         self._codec = TextCodec(load_tokenizer(model_dir))
         self._newline = self._codec.encode("\n")
         self._start, self._end, self._unknown, self._tts_eos = (
             self._codec.special(token) for token in ("<|im_start|>", "<|im_end|>", "<unk>", "<|tts_eos|>")
-        )
+        )  # <unk>: the placeholder, as published
         self._audio_start = self._codec.special("<|audio_start|>")
         self._audio_end = self._codec.special("<|audio_end|>")
         self._end_of_text = self._codec.special("<|endoftext|>")

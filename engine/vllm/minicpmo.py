@@ -43,9 +43,12 @@ class MiniCPMOConfig(Qwen3Config):
 
     model_type = "minicpmo"
     audio_config: dict[str, Any] | WhisperConfig | None = None
-    audio_pool_step: int = 2
+    audio_pool_step: int | None = None
+    version: str = "2.6"
 
     def __post_init__(self, **kwargs: Any) -> None:
+        if self.audio_pool_step is None:  # as the checkpoint's own configuration class
+            self.audio_pool_step = 5 if str(self.version) == "4.5" else 2
         if not isinstance(self.audio_config, WhisperConfig):
             self.audio_config = WhisperConfig(**(self.audio_config or {}))
         super().__post_init__(**kwargs)
@@ -53,7 +56,7 @@ class MiniCPMOConfig(Qwen3Config):
 
 def version_of(config: Any) -> tuple[int, int]:
     """(2, 6) or (4, 5). Raises ValueError for others, which are of another make."""
-    text = str(getattr(config, "version", "2.6"))
+    text = str(config.version)
     version = {"2.6": (2, 6), "4.5": (4, 5)}.get(text)
     if version is None:
         raise ValueError(f"MiniCPM-o {text} is not served here; 2.6 and 4.5 are")
