@@ -18,6 +18,7 @@ pytestmark = pytest.mark.vllm
 SCHEDULER = "vllm.v1.core.sched.scheduler:Scheduler"
 REQUEST = "vllm.v1.request:Request"
 MANAGER = "vllm.v1.core.single_type_kv_cache_manager:FullAttentionManager"
+ENCODER_CACHE = "vllm.v1.core.encoder_cache_manager:EncoderCacheManager"
 
 # what -> parameters we pass by name or position, in order where we override or pass by position
 CALLS: dict[str, list[str]] = {
@@ -139,6 +140,12 @@ CALLS: dict[str, list[str]] = {
     f"{SCHEDULER}.add_request": ["request"],
     f"{SCHEDULER}._preempt_request": ["request", "timestamp", "drop_stale_output"],
     f"{SCHEDULER}.get_request_counts": [],
+    f"{SCHEDULER}.schedule": ["throttle_prefills"],
+    # compaction/
+    "vllm.v1.core.block_pool:BlockPool.free_blocks": ["ordered_blocks"],
+    f"{MANAGER}.get_num_skipped_tokens": ["num_computed_tokens"],
+    f"{ENCODER_CACHE}.free": ["request"],
+    f"{ENCODER_CACHE}.free_encoder_input": ["request", "input_id"],
     # requests.py
     "vllm.multimodal.registry:MultiModalRegistry.create_processor": ["model_config"],
     "vllm.multimodal.processing:BaseMultiModalProcessor._get_mm_fields_config": [
@@ -194,6 +201,7 @@ FIELDS: dict[str, list[str]] = {
         "mm_processor_cache_gb",
         "trust_remote_code",
         "additional_config",
+        "ec_manager_config",
         "attention_config",
         "long_prefill_token_threshold",
         "worker_cls",
@@ -299,10 +307,40 @@ MENTIONS: dict[str, list[str]] = {
         "self.num_output_placeholders",
         "self.num_in_flight_tokens",
         "self.sampling_params",
+        "self.num_prompt_tokens",
+        "self._all_token_ids",
+        "self._output_token_ids",
+        "self.all_token_ids = ConstantList(self._all_token_ids)",  # a view: the list is cut in place
+        "self.mm_features",
+    ],
+    # compaction/parked.py: an updated session comes to the workers with all it holds, as if it were new
+    f"{SCHEDULER}._update_request_as_session": [
+        "del session._all_token_ids[num_computed_tokens:]",
+        "session.prompt_token_ids.extend(kept_output_tokens)",
+        "base = session.num_tokens",  # features are counted from the record as it is then
+        "session.status = RequestStatus.WAITING",
+    ],
+    "vllm.v1.worker.gpu_model_runner:GPUModelRunner._update_streaming_request": [
+        "req_state.prompt_token_ids = new_req_data.prompt_token_ids",
+        "req_state.block_ids = new_req_data.block_ids",
+        "req_state.num_computed_tokens = new_req_data.num_computed_tokens",
+        "self._init_mrope_positions(req_state)",
+    ],
+    "vllm.v1.worker.gpu.model_runner:GPUModelRunner.add_requests": [
+        "self._remove_request(req_id)",
+        "all_token_ids=new_req_data.prefill_token_ids",
+        "overwrite=True",
     ],
     "vllm.v1.core.kv_cache_manager:KVCacheManager.__init__": ["self.block_pool"],
     "vllm.v1.core.block_pool:BlockPool.__init__": ["self.num_gpu_blocks"],
-    "vllm.v1.core.encoder_cache_manager:EncoderCacheManager.__init__": ["self.cache_size"],
+    f"{ENCODER_CACHE}.__init__": [
+        "self.cache_size",
+        "self.num_free_slots",
+        "self.cached",
+        "self.num_embeds_by_hash",
+        "self.freeable",
+        "self.freed",
+    ],
     # behaviour we build on, where a silent change would break sessions
     f"{SCHEDULER}._handle_stopped_request": [
         "num_output_placeholders",  # a parked session keeps only what is computed
@@ -321,6 +359,7 @@ MENTIONS: dict[str, list[str]] = {
     f"{SCHEDULER}._get_new_block_ids_to_zero": ["if not self.needs_kv_cache_zeroing"],
     "vllm.v1.core.single_type_kv_cache_manager:SingleTypeKVCacheManager.__init__": [
         "self.req_to_blocks",
+        "self.num_cached_block",
         "self.max_admission_blocks_per_request",
         "self._record_new_block_ids",
     ],

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from engine.models.family import EngineRecipe
+from engine.vllm.compaction.options import CompactionOptions
 from engine.vllm.settings import VllmSettings, engine_arguments, max_model_len
 from engine.vllm.sink_window.options import SinkWindowOptions
 
@@ -50,6 +51,28 @@ def test_cuda_sizes_its_pool_by_the_gpu_and_uses_small_blocks():
 def test_the_length_leaves_room_for_the_last_sampled_token(cap, expected):
     settings = VllmSettings(kv_cache_bytes=1 << 20, max_session_tokens=cap)
     assert max_model_len(RECIPE, settings) == expected
+
+
+@pytest.mark.parametrize(
+    "changes,length,cap",
+    [
+        (dict(), 2320, None),  # 256 + 511 + 1023 + 15 parked, a turn of 512, one sampled; whole blocks
+        (dict(compaction_slack_tokens=256, max_sink_tokens=64), 1616, None),
+        (dict(max_session_tokens=100_000), 2320, 100_000),
+        (dict(compaction_slack_tokens=0), 8192, "off"),
+        (dict(window_tokens=8192), 8192, "off"),  # the model was not trained for so many positions
+        (dict(max_session_tokens=1000), 1001, "off"),  # the cap comes first
+        (dict(kv="unbounded"), 8192, "off"),
+    ],
+)
+def test_compacted_sessions_need_no_more_positions_than_they_hold(changes, length, cap):
+    recipe = EngineRecipe(model_dir=Path("/model"), max_session_tokens=8192)
+    settings = VllmSettings(kv_cache_bytes=1 << 20, **changes)
+    assert max_model_len(recipe, settings) == length
+    arguments = engine_arguments(recipe, settings, object)
+    config = SimpleNamespace(additional_config=arguments.get("additional_config", {}))
+    found = CompactionOptions.of(config)
+    assert found == (None if cap == "off" else CompactionOptions(settings.compaction_slack_tokens, cap))
 
 
 def test_the_recipe_has_the_last_word():

@@ -167,7 +167,12 @@ def test_an_empty_chunk_and_a_second_work_end_that_session_only(stepper):
 
 @pytest.mark.parametrize(
     "keep,why",
-    [(10, "its head stays for ever"), (HEAD - 1, "its head"), (10_000, "it has fewer"), (300, "what comes before them was freed")],
+    [
+        (10, "its head stays for ever"),
+        (HEAD - 1, "its head"),
+        (10_000, "it has fewer"),
+        (300, "what comes before them was freed"),
+    ],
 )
 def test_going_back_where_nothing_is_left_ends_that_session_only(stepper, keep, why):
     bystander = begin(stepper, "bystander", 100, 60)
