@@ -25,9 +25,8 @@ def started(recipe: EngineRecipe, **changes: Any) -> Iterator[Any]:
     from engine.vllm.core import SessionCore
     from engine.vllm.loading import load
 
-    core = SessionCore(
-        load(recipe, VllmSettings(**(SMALL | {"compaction_slack_tokens": 64} | changes))), None
-    )
+    given: dict[str, Any] = SMALL | {"compaction_slack_tokens": 64} | changes
+    core = SessionCore(load(recipe, VllmSettings(**given)), None)
     try:
         yield core
     finally:
