@@ -210,9 +210,10 @@ class Session:
         num_dropped = 0 if kept is None else kept.num_dropped_tokens
         if self.config.max_dropped_tokens is not None:
             num_dropped = min(num_dropped, self.config.max_dropped_tokens)
+        closes = is_final and not self._goes_on
         work = self._conversation.take_in(
             intake,
-            is_final=is_final,
+            is_final=closes,
             max_tokens=min(self._family.info.max_tokens_per_tick, self._max_tokens),
             num_dropped=num_dropped,
         )
@@ -222,16 +223,18 @@ class Session:
             return [*outputs, self._ticks.end(now, self.kv_tokens), *self._apply_update()]
         if kept is not None and kept.heard is not None:
             outputs.append(kept.heard)
+        if self._mode is not TurnMode.CONTINUOUS:
+            outputs += self._answering.mouth.stop(now)
         if kept is not None or self._mode is not TurnMode.CONTINUOUS:
             self._answering.settle()
-        if is_final and self._answering.current is None:
+        if closes and self._answering.current is None:
             answer = self._answering.begin(self._max_tokens)
-            if self._mode is TurnMode.SERVER_VAD and self.gate.is_speaking:
-                answer.cut = "interrupted"  # the user went on meanwhile: do not talk into it
-                work = replace(work, max_tokens=1)
-            elif self._mode is not TurnMode.CONTINUOUS:
+            if self._mode is not TurnMode.CONTINUOUS:
                 outputs += answer.announce()
-        return outputs + self._submit(work)
+        outputs += self._submit(work)
+        if closes and self._mode is TurnMode.MANUAL and self._queue.has_ended_turn:
+            outputs += self._interrupt("interrupted", now)  # the next turn was committed meanwhile
+        return outputs
 
     def go_on(self, now: float) -> list[Output]:
         """Continue an answer that the last tick cut short at its token budget, if its slot has come."""
@@ -284,6 +287,13 @@ class Session:
         return self._ticks.take_sample(now, self._audio_due, answer_s)
 
     # inside
+
+    @property
+    def _goes_on(self) -> bool:
+        """The user speaks again, or did, since the turn that was heard ended: do not talk into it. What comes
+        belongs to the same turn; should it be a noise, its end brings the answer.
+        """
+        return self._mode is TurnMode.SERVER_VAD and (self.gate.is_speaking or self._queue.has_ended_turn)
 
     @property
     def _can_hear(self) -> bool:
