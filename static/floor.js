@@ -11,17 +11,23 @@ export const FLOOR = {
 export class Floor {
   constructor() {
     this.reset("idle");
+    this.isVoiced = false;
   }
 
   reset(who) {
     this.who = who;
     this.writing = null; // response that is being written
     this.isSounding = false;
+    this.isVoiceDue = false; // words were written whose sound has not all come
   }
 
   /** A server's event, or the page's own {type: "commit"} and {type: "sound", isPlaying}. */
   apply(event) {
     switch (event.type) {
+      case "session.created":
+      case "session.updated":
+        this.isVoiced = Boolean(event.voice);
+        break;
       case "speech.started":
         this.who = "you";
         break;
@@ -40,12 +46,23 @@ export class Floor {
         if (this.who !== "you") this.who = "thinking";
         break;
       case "response.text.delta":
+        this.isVoiceDue = this.isVoiced;
+        if (this.who !== "you") this.who = "answering";
+        break;
       case "response.audio":
         if (this.who !== "you") this.who = "answering";
         break;
       case "response.done":
         this.writing = null;
         if (this.who === "answering" || this.who === "thinking") this.settle();
+        break;
+      case "response.audio.done":
+      case "response.flush":
+        this.isVoiceDue = false;
+        if (this.who === "answering") this.settle();
+        break;
+      case "warning":
+        if (event.code === "voice_failed") this.isVoiceDue = false;
         break;
       case "sound":
         this.isSounding = event.isPlaying;
@@ -56,6 +73,6 @@ export class Floor {
   }
 
   settle() {
-    this.who = this.writing !== null || this.isSounding ? "answering" : "listening";
+    this.who = this.writing !== null || this.isSounding || this.isVoiceDue ? "answering" : "listening";
   }
 }

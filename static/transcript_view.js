@@ -77,7 +77,7 @@ function fill(item, entry) {
   const split = heardChars === null ? text.length : heardChars + gap;
   setText(heard, text.slice(0, split));
   setText(unheard, text.slice(split).trimEnd());
-  setText(mark, entry.state === "cut" ? (CUT[entry.reason] ?? "interrupted here") : "");
+  setText(mark, entry.state === "cut" ? ` ${CUT[entry.reason] ?? "interrupted here"} ` : "");
   item.dataset.state = entry.state;
   item.classList.toggle("waiting", entry.state === "live" && !entry.text);
 }

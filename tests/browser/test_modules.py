@@ -199,6 +199,10 @@ async def test_who_has_the_floor(page: Visit):
     ]  # fmt: skip
     interrupted = [created, delta, sounds, started, done, falls_silent, stopped, created]
     assert (await run(page, "floor", FLOOR, interrupted))[3:] == ["you", "you", "you", "thinking", "thinking"]
+    slow_voice = [{"type": "session.created", "voice": True}, created, delta, done, sounds]
+    all_sound = [{"type": "response.audio.done"}, falls_silent]
+    assert (await run(page, "floor", FLOOR, slow_voice + all_sound))[2:] == [*["answering"] * 4, "listening"]
+    assert (await run(page, "floor", FLOOR, slow_voice[1:4]))[-1] == "listening"  # no voice: done is done
     noise = [started, stopped, {"type": "input.transcript", "text": " "}]
     assert (await run(page, "floor", FLOOR, noise))[-1] == "listening"
 
