@@ -39,17 +39,29 @@ class HttpConnection(HttpToolsProtocol):
     def __init__(self, *args: Any, max_connections: int, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._max_connections = max_connections
+        self._mute_limit: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         super().connection_made(transport)
         if len(self.connections) > self._max_connections:
             transport.abort()
         else:
-            self.loop.call_later(REQUEST_LIMIT_S, self._abort_if_mute)
+            self._mute_limit = self.loop.call_later(REQUEST_LIMIT_S, transport.abort)
 
-    def _abort_if_mute(self) -> None:
-        if self.cycle is None and self.transport.get_protocol() is self:
-            self.transport.abort()
+    # The timer holds the connection, so it goes with the first of these; a flood would pile them up.
+
+    def on_headers_complete(self) -> None:
+        self._cancel()
+        super().on_headers_complete()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._cancel()
+        super().connection_lost(exc)
+
+    def _cancel(self) -> None:
+        if self._mute_limit is not None:
+            self._mute_limit.cancel()
+            self._mute_limit = None
 
 
 class Connection(WebSocketsSansIOProtocol):
@@ -60,6 +72,7 @@ class Connection(WebSocketsSansIOProtocol):
     """
 
     on_audio: OnAudio | None = None
+    _close_limit: asyncio.TimerHandle | None = None
 
     def handle_connect(self, event: Request) -> None:
         super().handle_connect(event)
@@ -70,7 +83,13 @@ class Connection(WebSocketsSansIOProtocol):
     def on_task_complete(self, task: asyncio.Task[None]) -> None:
         super().on_task_complete(task)
         if not self.disconnected:
-            self.loop.call_later(ABORT_AFTER_S, self._abort)
+            self._close_limit = self.loop.call_later(ABORT_AFTER_S, self.transport.abort)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._close_limit is not None:
+            self._close_limit.cancel()
+        self.on_audio = None  # the session's, which it would hold
+        super().connection_lost(exc)
 
     def send_receive_event_to_app(self) -> None:
         """uvicorn's, changed three times.
@@ -98,7 +117,3 @@ class Connection(WebSocketsSansIOProtocol):
         if is_much and not self.read_paused:
             self.read_paused = True
             self.transport.pause_reading()
-
-    def _abort(self) -> None:
-        if not self.disconnected:
-            self.transport.abort()
