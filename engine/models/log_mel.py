@@ -66,23 +66,25 @@ class LogMel:
         return num_samples // HOP if self._ending is Ending.MIRROR else -(-num_samples // HOP)
 
     def _compute(self, chunks: Sequence[Pcm]) -> list[torch.Tensor]:
+        counts = [self.num_frames(len(chunk)) for chunk in chunks]
         audio = torch.from_numpy(self._extended(chunks)).to(self._device)
         frames = audio.unfold(1, N_FFT, HOP) * self._window  # [chunks, frames, N_FFT]
         spectrum = torch.fft.rfft(frames)
-        power = spectrum.real.square() + spectrum.imag.square()
-        bands = [power[..., first:last] @ filters for first, last, filters in self._bands]
-        mel = torch.cat(bands, dim=-1).clamp_(min=_FLOOR).log10_()  # [chunks, frames, bins]
-        counts = [self.num_frames(len(chunk)) for chunk in chunks]
+        power = (spectrum.real.square() + spectrum.imag.square()).transpose(1, 2)
+        bands = [filters @ power[:, first:last] for first, last, filters in self._bands]
+        mel = torch.cat(bands, dim=1).clamp_(min=_FLOOR).log10_()  # [chunks, bins, frames]
         peaks = mel
-        if self._ending is Ending.MIRROR and min(counts) < mel.shape[1]:
+        if self._ending is Ending.MIRROR and min(counts) < mel.shape[2]:
             # Frames behind a shorter chunk are of nothing; behind silence they are silent, and no maximum.
-            is_own = torch.arange(mel.shape[1])[None, :] < torch.tensor(counts)[:, None]
-            peaks = mel.masked_fill(~is_own[:, :, None].to(self._device), np.log10(_FLOOR))
-        mel = torch.maximum(mel, peaks.amax(dim=(1, 2), keepdim=True) - _RANGE).add_(4.0).div_(4.0).cpu()
-        return [mel[i, :count].T.contiguous() for i, count in enumerate(counts)]
+            is_own = torch.arange(mel.shape[2])[None, :] < torch.tensor(counts)[:, None]
+            peaks = mel.masked_fill(~is_own[:, None, :].to(self._device), np.log10(_FLOOR))
+        lowest = peaks.amax(dim=(1, 2), keepdim=True) - _RANGE
+        mel = torch.maximum(mel[:, :, : max(counts)], lowest).add_(4.0).div_(4.0).cpu()
+        return [row[:, :count].contiguous() for row, count in zip(mel, counts, strict=True)]
 
     def _extended(self, chunks: Sequence[Pcm]) -> npt.NDArray[np.float32]:
-        """[chunks, samples]: each with what its first and last frames see beyond it."""
+        """[chunks, samples]: each with what its frames see beyond it. Behind silence, frames begin as long as
+        they reach back into the chunk: they count for its maximum."""
         longest = max(len(chunk) for chunk in chunks)
         audio = np.zeros((len(chunks), longest + 4 * _EDGE), np.float32)
         for row, chunk in zip(audio, chunks, strict=True):
@@ -91,16 +93,17 @@ class LogMel:
             row[:_EDGE] = row[2 * _EDGE : _EDGE : -1]
             if self._ending is Ending.MIRROR:
                 row[_EDGE + num : 2 * _EDGE + num] = chunk[-2 : -_EDGE - 2 : -1]
-        return audio
+        num_frames = longest // HOP if self._ending is Ending.MIRROR else (longest + _EDGE) // HOP + 1
+        return audio[:, : (num_frames - 1) * HOP + N_FFT]
 
 
 def _banded(filters: npt.NDArray[np.float64]) -> list[tuple[int, int, npt.NDArray[np.float64]]]:
-    """First and last + 1 of the frequencies that a band of filters needs, and its [frequencies, filters]."""
+    """First and last + 1 of the frequencies that a band of filters needs, and its [filters, frequencies]."""
     bands = []
     for band in np.array_split(filters, _NUM_BANDS):
         (needed,) = np.nonzero(band.any(axis=0))
         first, last = int(needed[0]), int(needed[-1]) + 1
-        bands.append((first, last, np.ascontiguousarray(band[:, first:last].T)))
+        bands.append((first, last, np.ascontiguousarray(band[:, first:last])))
     return bands
 
 

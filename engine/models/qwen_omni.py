@@ -164,8 +164,9 @@ class QwenOmni(Family):
     def _take(self, hearing: Hearing) -> list[Pcm]:
         """Parts of at most a block to be encoded now; what waits for more audio stays in the ear."""
         ear: Ear = hearing.ear
-        new = np.clip(np.nan_to_num(hearing.audio), -1.0, 1.0)
-        audio = np.concatenate([ear.rest, new]).astype(np.float32, copy=False)
+        audio = hearing.audio if not len(ear.rest) else np.concatenate([ear.rest, hearing.audio])
+        if len(audio) and not (audio.min() >= -1.0 and audio.max() <= 1.0):  # nor where NaN is among them
+            audio = np.clip(np.nan_to_num(audio), -1.0, 1.0)
         end = len(audio) - len(audio) % BLOCK_SAMPLES
         parts = [audio[start : start + BLOCK_SAMPLES] for start in range(0, end, BLOCK_SAMPLES)]
         rest = audio[end:]
