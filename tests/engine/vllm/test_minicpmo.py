@@ -200,6 +200,18 @@ def test_sessions_side_by_side_answer_as_each_alone(stepper, family, speech):
     assert len({tuple(answers) for answers in alone}) == 4
 
 
+def test_which_of_its_stop_tokens_ended_an_answer_is_told(stepper, family, speech):
+    first = Talk(family, stepper, "a", TurnMode.CONTINUOUS).work(speech[:SAMPLE_RATE], 3)
+    stepper.run(first)
+    said = stepper.tokens(first)
+    for i, stop in enumerate(said[:2]):
+        work = Talk(family, stepper, f"b{i}", TurnMode.CONTINUOUS).work(speech[:SAMPLE_RATE], 3)
+        work = replace(work, sampling=Sampling(stop_token_ids=(1, stop)))
+        assert stepper.run(work) == [Finish.STOP]
+        assert stepper.final(work).stop_token == stop and stepper.tokens(work) == said[:i]
+    assert stepper.final(first).stop_token is None
+
+
 def test_features_of_another_shape_are_refused_and_the_engine_lives(stepper, family, speech):
     talk = Talk(family, stepper, "a", TurnMode.CONTINUOUS)
     work = talk.work(speech[:SAMPLE_RATE], 4)
