@@ -1,13 +1,15 @@
 """What compaction costs in quality, in the real engine: SmolLM2-135M-Instruct on the CPU, teacher-forced.
 
-    python -m bench.compaction_quality [--only drift perplexity] [--report-only]
+    python -m bench.compaction_quality [--only drift perplexity sinks] [--report-only]
 
 drift       The same text through an engine that compacts and through one that keeps every position, same
             window, same chunks: 100 compactions of 64 tokens each, bf16 and float32, S = 0 and 16. With S = 0
             nothing but rounding may differ; with sinks, those of the compacted run also stand nearer, as in
             StreamingLLM (arXiv:2309.17453).
 perplexity  50,000 tokens through one compacted session of S = 16, and 20,000 for S = 0, 1, 4, 64: six times
-            the positions that the model was trained for, of which no more than 1,700 are ever used.
+            the positions that the model was trained for, of which no more than 1,800 are ever used. The CPU
+            path rounds S up to its block: 1, 4 and 16 are the same session there.
+sinks       S = 0, 1, 4, 16, 64 over 20,000 tokens with the exact mask, in transformers (compaction_sinks.py).
 
 Text: the books of bench/data one after the other, the first again where they end. A loss is that of float32
 scores over the whole vocabulary, made of the hidden states that vLLM's model returned. Each part is written
@@ -33,6 +35,7 @@ repair_torch_companions()
 import torch  # noqa: E402  (the threads of torch are set before)
 from torch.nn import functional  # noqa: E402
 
+from bench import compaction_sinks  # noqa: E402
 from bench.compaction_quality_report import write_report  # noqa: E402
 from bench.server_process import machine  # noqa: E402
 from bench.window_quality import CACHE, DATA, DOCUMENTS, RESULTS  # noqa: E402
@@ -45,10 +48,12 @@ from engine.vllm.core import SessionCore  # noqa: E402
 from engine.vllm.loading import load  # noqa: E402
 from engine.vllm.settings import VllmSettings  # noqa: E402
 
+PARTS = ("drift", "perplexity", "sinks")
 TRAINED = 8192  # positions
 BUCKET = 256  # tokens of a mean
 DRIFT = {"window_tokens": 512, "slack_tokens": 64, "chunk_tokens": 64, "num_tokens": 7040}
 LONG = {"window_tokens": 1024, "slack_tokens": 512, "chunk_tokens": 256}
+EXACT_SINKS = (1, 4, 16, 0, 64)
 LENGTHS = {16: 50_000, 0: 20_000, 1: 20_000, 4: 20_000, 64: 20_000}  # tokens by S
 
 
@@ -222,7 +227,7 @@ def books(codec: TextCodec, num_tokens: int) -> tuple[list[int], dict[str, int]]
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--only", nargs="+", choices=("drift", "perplexity"), default=["drift", "perplexity"])
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument("--report-only", action="store_true")
     parser.add_argument("--out", type=Path, default=RESULTS / "compaction_quality.json")
     options = parser.parse_args()
@@ -237,6 +242,9 @@ def main() -> None:
             path.write_text(json.dumps(result, indent=1) + "\n")
         if "perplexity" in options.only:
             perplexity(directory, tokens, result, path)
+        if "sinks" in options.only:
+            sizes = LONG | {"bucket_tokens": BUCKET}
+            compaction_sinks.measure(directory, tokens[:20_001], EXACT_SINKS, sizes, path, result)
     write_report(result, path)
 
 

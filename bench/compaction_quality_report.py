@@ -22,6 +22,8 @@ def write_report(result: dict[str, Any], path: Path) -> None:
         text += drift_table(result["drift"])
     if "perplexity" in result:
         text += perplexity_table(result["perplexity"], path)
+    if "sinks" in result:
+        text += sinks_table(result["sinks"])
     page = path.with_suffix(".md")
     before, _, rest = page.read_text().partition(BEGIN) if page.exists() else ("", "", END)
     page.write_text(f"{before}{BEGIN}\n{text}{END}{rest.partition(END)[2]}")
@@ -71,10 +73,8 @@ def perplexity_table(perplexity: dict[str, Any], path: Path) -> str:
     lines = [
         "## Perplexity with compaction\n",
         f"W = {perplexity['window_tokens']}, slack {perplexity['slack_tokens']}.\n",
-        "| S | "
-        + " | ".join(f"{a:,}-{b:,}" for a, b in spans)
-        + " | compactions | largest position | tokens/s |",
-        "|---" * (len(spans) + 4) + "|",
+        "| S | " + " | ".join(f"{a:,}-{b:,}" for a, b in spans) + " | compactions | largest position |",
+        "|---" * (len(spans) + 3) + "|",
     ]
     for sinks in sorted(int(name[2:]) for name in runs):
         run = runs[f"S={sinks}"]
@@ -86,6 +86,20 @@ def perplexity_table(perplexity: dict[str, Any], path: Path) -> str:
         cells += [str(run["num_compactions"]), f"{run['largest_position']:,}"]
         lines.append(f"| {sinks} | " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n\n" + against_window_quality(runs, path.with_name("window_quality.json"))
+
+
+def sinks_table(sinks: dict[str, Any]) -> str:
+    bucket, spans = sinks["bucket_tokens"], ((0, 1024), (1024, 4096), (4096, 8192), (8192, 20_000))
+    lines = [
+        f"\n## Sinks under the exact mask, over {sinks['num_tokens']:,} tokens\n",
+        "| S | " + " | ".join(f"{a:,}-{b:,}" for a, b in spans) + " |",
+        "|---" * (len(spans) + 1) + "|",
+    ]
+    for number in sorted(int(name[2:]) for name in sinks["runs"]):
+        nll = sinks["runs"][f"S={number}"]
+        cells = [f"{math.exp(fmean(nll[a // bucket : b // bucket])):.2f}" for a, b in spans]
+        lines.append(f"| {number} | " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
 
 
 def against_window_quality(runs: dict[str, Any], path: Path) -> str:
