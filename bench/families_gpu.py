@@ -152,6 +152,8 @@ async def measure(
     started = time.monotonic()
     await conductor.start()
     start_s = time.monotonic() - started
+    while engine.footprint is None:  # noqa: ASYNC110 - the probe is attached right after the start
+        await asyncio.sleep(0.01)
     print(f"started in {start_s:.0f} s\n{engine.footprint.table()}", flush=True)
     beat = asyncio.create_task(conductor.run())
     sessions = [open_session(conductor, family, i, figures) for i in range(num_sessions)]
