@@ -84,7 +84,7 @@ class SessionCore:
             max_batch_tokens=scheduler.max_num_scheduled_tokens,
             max_head_tokens=None if window is None else window.max_sink_tokens,
             # What comes before the window was freed; a few tokens are decoded after a cancel, unreported.
-            max_dropped_tokens=None if window is None else max(0, window.window_tokens - 32),
+            max_dropped_tokens=_max_dropped_tokens(window, compaction),
         )
         max_item_tokens = min(
             scheduler.max_num_encoder_input_tokens,
@@ -338,3 +338,10 @@ class SessionCore:
     def _find(self, session_id: str, generation: int) -> _Session | None:
         session = self._sessions.get(session_id)
         return session if session is not None and session.generation == generation else None
+
+
+def _max_dropped_tokens(window: SinkWindowOptions | None, compaction: CompactionOptions | None) -> int | None:
+    """Going back takes tokens off the window's end, and its beginning is gone."""
+    if window is None:
+        return None
+    return 0 if compaction is None else max(0, window.window_tokens - 32)

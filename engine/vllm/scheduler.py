@@ -88,12 +88,14 @@ class ParkingScheduler(Scheduler):
         """Why a parked session cannot go back to so many tokens, those evicted counted; None if it can."""
         request = self.requests[request_id]
         num_head_tokens = head_tokens(request.sampling_params)
-        return why_not_forget(request, self._managers, keep_tokens, num_evicted, num_head_tokens)
+        closes_gap = self._compaction is not None
+        return why_not_forget(request, self._managers, keep_tokens, num_evicted, num_head_tokens, closes_gap)
 
     def tidy(self, request_id: str, keep_tokens: int | None = None) -> int:
-        """Before a parked session's next turn: forget what is beyond `keep_tokens` of its record, cut out what was freed.
+        """Before a parked session's next turn: forget what is beyond `keep_tokens`, cut out what was freed.
 
-        No step of the session may be in flight. Returns by how many tokens its record shrank at its gap.
+        `keep_tokens` counts from the record's begin. No step of the session may be in flight. Returns by how
+        many tokens the record shrank at its gap.
         """
         request = self.requests[request_id]
         assert request.status == RequestStatus.WAITING_FOR_STREAMING_REQ and not request.num_in_flight_tokens

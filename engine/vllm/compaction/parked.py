@@ -32,10 +32,12 @@ def why_not_forget(
     keep_tokens: int,
     num_evicted: int,
     num_head_tokens: int,
+    closes_gap: bool,
 ) -> str | None:
     """Why the session cannot go back to its first `keep_tokens`; None if it can.
 
-    They count the `num_evicted` that were compacted away before.
+    They count the `num_evicted` that were compacted away before. `closes_gap`: compaction will follow; else a
+    query further back would look for its window in blocks that are freed.
     """
     done = request.num_computed_tokens + num_evicted
     if keep_tokens > done:
@@ -45,7 +47,8 @@ def why_not_forget(
     for manager in managers:
         if keep_tokens < done and not isinstance(manager.kv_cache_spec, AttentionSpec):
             return "this model keeps a state that cannot be taken back"
-        if keep_tokens - num_evicted < _first_needed(manager, request, keep_tokens, num_evicted > 0):
+        kept = keep_tokens - num_evicted
+        if kept < _first_needed(manager, request, kept, num_evicted > 0, closes_gap):
             return "what comes before them was freed"
     return None
 
@@ -83,15 +86,17 @@ def _gap(manager: SinkWindowManager, request: Request) -> tuple[int, int]:
 
 
 def _first_needed(
-    manager: SingleTypeKVCacheManager, request: Request, keep_tokens: int, was_compacted: bool
+    manager: SingleTypeKVCacheManager, request: Request, kept: int, was_compacted: bool, closes_gap: bool
 ) -> int:
-    """The shortest record this manager's layers can go back to, when the next query is at `keep_tokens`."""
+    """The shortest record this manager's layers can go back to, when the next query is at `kept`."""
     blocks, size = manager.req_to_blocks[request.request_id], manager.block_size
     if isinstance(manager, SinkWindowManager):
         first, last = _gap(manager, request)
-        return last * size if first < last or was_compacted else 0
-    seen = blocks[manager.get_num_skipped_tokens(keep_tokens) // size : -(-keep_tokens // size)]
-    return keep_tokens + 1 if any(block.is_null for block in seen) else 0
+        if first == last and not was_compacted:
+            return 0
+        return last * size + (0 if closes_gap else manager.window_tokens - 1)
+    seen = blocks[manager.get_num_skipped_tokens(kept) // size : -(-kept // size)]
+    return kept + 1 if any(block.is_null for block in seen) else 0
 
 
 def _drop(

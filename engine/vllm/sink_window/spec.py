@@ -69,14 +69,14 @@ class SinkWindowManager(FullAttentionManager):
     def __init__(self, kv_cache_spec: SinkWindowSpec, **kwargs: Any) -> None:
         super().__init__(kv_cache_spec, **kwargs)
         self.max_admission_blocks_per_request = kv_cache_spec.max_blocks
-        self._window = kv_cache_spec.window_tokens
+        self.window_tokens = kv_cache_spec.window_tokens
         self.heads: dict[str, int] = {}
 
     def remove_skipped_blocks(
         self, request_id: str, processed_computed_tokens: int, num_prompt_tokens: int | None = None
     ) -> None:
         sinks = self.heads.get(request_id, 0)
-        first, last = gap_blocks(sinks, processed_computed_tokens, self._window, self.block_size)
+        first, last = gap_blocks(sinks, processed_computed_tokens, self.window_tokens, self.block_size)
         self._remove_blocks_in_range(request_id, first, last)
 
     def pop_blocks_for_free(self, request_id: str) -> list:

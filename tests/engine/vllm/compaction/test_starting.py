@@ -82,3 +82,18 @@ def test_a_cap_ends_compacted_sessions_by_all_their_tokens(tmp_path):
         core.submit(Work("a", 0, 99, (5,) * 101))
         (refused,) = core.take_results()
         assert refused.finish is Finish.REFUSED and "beyond 2000 tokens: 1900 are held" in refused.error
+
+
+def test_without_compaction_a_windowed_session_goes_back_only_while_nothing_was_freed(tmp_path):
+    """A query further back would see blocks that are another's by now."""
+    with started(tiny_llama.build(tmp_path), compaction_slack_tokens=0) as core:
+        assert core.limits.max_dropped_tokens == 0
+        assert run(core, 1, 60).finish is Finish.FED
+        core.submit(Work("a", 0, 2, (5,) * 140, keep_tokens=40))
+        core.step()
+        core.step()
+        (fed,) = core.take_results()
+        assert (fed.finish, fed.num_kv_tokens) == (Finish.FED, 180)
+        core.submit(Work("a", 0, 3, (5,), keep_tokens=150))
+        (refused,) = core.take_results()
+        assert "cannot keep 150: what comes before them was freed" in refused.error

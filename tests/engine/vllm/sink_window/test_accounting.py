@@ -133,7 +133,8 @@ def tidy(session: PlainSession, single: Any, rng: random.Random, window: int, bl
         is_possible = keep + session.compacted >= min(session.sinks, session.done)
         if gap or session.compacted:
             is_possible &= keep >= max(first, last) * block_size
-        reason = why_not_forget(request, [single], keep + session.compacted, session.compacted, session.sinks)
+        counted = keep + session.compacted
+        reason = why_not_forget(request, [single], counted, session.compacted, session.sinks, True)
         assert (reason is None) == is_possible
         if not is_possible:
             return
