@@ -34,6 +34,7 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=6, help="turns of each session")
     parser.add_argument("--sessions", type=int, nargs="+", default=[1, 2, 4, 6, 8, 12])
     parser.add_argument("--voice", action="store_true", help="spoken answers: first sound, too")
+    parser.add_argument("--note", default="", help="a sentence for the report: what else ran, say")
     parser.add_argument("--out", type=Path, default=Path("bench/results/conversation.json"))
     options = parser.parse_args()
     about = machine()
@@ -52,7 +53,7 @@ def main() -> None:
     options.out.write_text(json.dumps(result, indent=1) + "\n")
     print(table(result))
     if options.voice:
-        options.out.with_suffix(".md").write_text(report(result))
+        options.out.with_suffix(".md").write_text(report(result, options.note))
 
 
 async def measure(server: ServerProcess, count: int, turns: int, is_aloud: bool) -> dict[str, object]:
@@ -112,14 +113,14 @@ def table(result: dict) -> str:
     return "\n".join(lines)
 
 
-def report(result: dict) -> str:
+def report(result: dict, note: str) -> str:
     """Of a run with voice, for people."""
     about = result["machine"]
     lines = [
         "# Spoken answers: first text and first sound",
         "",
         f"`{about['command']}`, commit {about['commit']}, {about['cores']} cores of {about['cpu']}, server "
-        f"and clients together, load average before the run {about['load_before']}.",
+        f"and clients together, load average before the run {about['load_before']}. {note}".rstrip(),
         "",
         "Milliseconds, median (p10 to p90, worst). The first two columns run from the last sample of speech "
         "that was sent and hold the 500 ms of silence that end a turn.",
