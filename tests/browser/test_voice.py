@@ -24,10 +24,11 @@ class Hum(Voice):
 
     name = "hum"
     slowness = 1
+    amplitude = 8000
 
     def speak(self, text: str) -> Sound16:
         t = np.arange(self.slowness * len(text) * SAMPLES_PER_CHAR)
-        return (8000 * np.sin(2 * np.pi * 300 * t / VOICE_RATE)).astype(np.int16)
+        return (self.amplitude * np.sin(2 * np.pi * 300 * t / VOICE_RATE)).astype(np.int16)
 
 
 class SlowHum(Hum):
@@ -66,8 +67,10 @@ class Wire:
         if isinstance(data, str):
             events.append(json.loads(data))
 
-    def played(self) -> list[int]:
-        return [event["played_ms"] for event in self.sent if event["type"] == "response.played"]
+    def played(self, response_id: str | None = None) -> list[int]:
+        """What the page reported, of one response or of all."""
+        reports = [event for event in self.sent if event["type"] == "response.played"]
+        return [e["played_ms"] for e in reports if response_id in (None, e["response_id"])]
 
     def of(self, kind: str) -> list[dict]:
         return [event for event in self.received if event["type"] == kind]
@@ -126,9 +129,11 @@ async def interrupted(page: Visit, wire: Wire) -> int:
 
     await page.until(told, "told")
     sounded = await silent(page)
-    played = wire.played()
+    number = wire.of("response.flush")[0]["response_id"]
+    played = wire.played(number)
     assert played == sorted(played)
-    total = sum(event["duration_ms"] for event in wire.of("response.audio"))
+    sent = [event for event in wire.of("response.audio") if event["response_id"] == number]
+    total = sum(event["duration_ms"] for event in sent)
     assert 0 < played[-1] < total
     assert abs(sounded - played[-1]) < 500  # what is in the device's buffer is not heard yet
     return played[-1]
@@ -141,13 +146,17 @@ async def until_sounding(page: Visit, at_least_ms: float) -> None:
     await page.until(condition, f"{at_least_ms} ms sounded")
 
 
-async def test_speech_over_an_answer_silences_it_at_once(browser: Browser, slow_server: Serving):
+async def test_speech_over_an_answer_silences_it_at_once(
+    browser: Browser, slow_server: Serving, monkeypatch: pytest.MonkeyPatch
+):
     async with visit(browser, slow_server.port, own_microphone=True, recorded=True) as page:
         wire = Wire(page)
         await begin(page)
         await page.say(*QUESTION)
         await until_sounding(page, 800)
         speaking = asyncio.create_task(page.say(*QUESTION))
+        await expect(page.entries("server")).to_have_attribute("data-state", "cut")
+        monkeypatch.setattr(SlowHum, "amplitude", 0)  # the next answer shall not be taken for this one
         await interrupted(page, wire)
         await expect(page.entries("server").first.locator(".mark")).to_have_text("interrupted here")
         await speaking
