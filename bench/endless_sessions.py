@@ -90,9 +90,11 @@ class Stock(_Sessions):
         from vllm.v1.engine.core import EngineCore
         from vllm.v1.executor import Executor
 
+        from engine.vllm.loading import register_models
         from engine.vllm.requests import RequestBuilder
 
         super().__init__(num_head_tokens)
+        register_models(recipe.model_dir)
         arguments = engine_arguments(recipe, settings, AsyncScheduler if settings.is_async else Scheduler)
         arguments.pop("ec_manager_config", None)
         config = EngineArgs(**arguments).create_engine_config(UsageContext.ENGINE_CONTEXT)

@@ -186,7 +186,7 @@ def versions() -> dict[str, str]:
 
 
 def configuration(family: Any, settings: VllmSettings, scheduler_cls: type) -> Any:
-    importlib.import_module("engine.vllm.loading")._register_models(family.engine_recipe().model_dir)
+    importlib.import_module("engine.vllm.loading").register_models(family.engine_recipe().model_dir)
     arguments = engine_arguments(family.engine_recipe(), settings, scheduler_cls)
     return importlib.import_module("vllm.engine.arg_utils").EngineArgs(**arguments).create_engine_config()
 

@@ -40,7 +40,7 @@ def load(recipe: EngineRecipe, settings: VllmSettings) -> EngineCore:
     """
     if vllm.__version__.split("+")[0] != VLLM_VERSION:
         raise EngineError(f"vLLM {VLLM_VERSION} is needed, {vllm.__version__} is installed")
-    _register_models(recipe.model_dir)
+    register_models(recipe.model_dir)
     starting.register(settings.device)
     core = _build(recipe, settings)
     reason = _why_not_compacted(core, recipe, settings)
@@ -111,7 +111,7 @@ def _let_go(model: torch.nn.Module) -> None:
             module.cleanup()
 
 
-def _register_models(model_dir: Path) -> None:
+def register_models(model_dir: Path) -> None:
     """Import the model's class here: vLLM would inspect it in a child process, which lacks our repairs."""
     path = model_dir / "config.json"
     if not path.is_file():
