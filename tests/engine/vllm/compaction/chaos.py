@@ -35,7 +35,7 @@ class Chaos:
         config = core._core.vllm_config
         window, compaction = SinkWindowOptions.of(config), CompactionOptions.of(config)
         assert window is not None and compaction is not None
-        self.core, self.rng = core, random.Random(seed)
+        self.core, self.seed, self.rng = core, seed, random.Random(seed)
         self.slack, self.window = compaction.slack_tokens, window.window_tokens
         block_size = core.limits.block_size_tokens
         steps_in_flight = core._core.batch_queue_size if core._core.batch_queue is not None else 1
@@ -66,7 +66,7 @@ class Chaos:
         rng = self.rng
         if len(self.sessions) < self.num_sessions and rng.random() < 0.3:
             self.num_opened += 1
-            session = Plain(f"s{self.num_opened}")
+            session = Plain(f"s{self.seed}-{self.num_opened}")
             self.sessions[session.name] = session
             self.submit(session, [self.token() for _ in range(HEAD + rng.randint(0, 30))])
         for session in list(self.sessions.values()):

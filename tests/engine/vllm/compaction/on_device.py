@@ -31,7 +31,7 @@ from engine.vllm.settings import VllmSettings
 
 W, SINKS, BLOCK, SLACK, CHUNK = 64, 21, 16, 96, 128
 NUM_TURNS = 60
-MAX_ERROR = 0.06  # relative: bf16 over 4 layers makes about 0.03, a wrong window or position over 0.5
+MAX_GROWTH = 1.6  # of the error, by compacting: a wrong window or position makes an error over 1
 VOCAB_SIZE = 2048
 
 
@@ -195,7 +195,7 @@ def logits(recipe: EngineRecipe, device: str, eager: bool, **changes: Any) -> di
         "error_if_uncompacted": error("uncompacted", -(len(ends) // 4), None),
     }
     assert watch.num_moves == sessions["compacted"].num_compactions >= 10, row
-    assert ends[-1] == done and row["error_last_quarter"] < MAX_ERROR, row
+    assert ends[-1] == done and row["error_last_quarter"] < MAX_GROWTH * row["error_before_any"], row
     assert row["error_if_uncompacted"] > 2 * row["error_last_quarter"], row
     return row
 
