@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -119,3 +120,22 @@ def test_unbounded_is_vllm_as_it_comes():
     ours = {"additional_config", "worker_cls", "attention_config", "long_prefill_token_threshold"}
     assert not ours & set(arguments)
     assert arguments["block_size"] is None
+
+
+def test_fp8_is_one_option_each_for_weights_and_kv():
+    usual = engine_arguments(RECIPE, VllmSettings(device="cuda"), object)
+    assert not {"quantization", "kv_cache_dtype"} & set(usual)
+    weights = engine_arguments(RECIPE, VllmSettings(device="cuda", weights="fp8"), object)
+    assert weights["quantization"] == "fp8" and "kv_cache_dtype" not in weights
+    kv = engine_arguments(RECIPE, VllmSettings(device="cuda", kv_dtype="fp8"), object)
+    assert kv["kv_cache_dtype"] == "fp8" and "quantization" not in kv
+
+
+@pytest.mark.parametrize("name", ["weights", "kv_dtype"])
+def test_fp8_needs_a_gpu(name):
+    fp8: Any = {name: "fp8"}
+    other: Any = {name: "int4"}
+    with pytest.raises(ValueError, match=f"{name}='fp8' needs a GPU"):
+        VllmSettings(kv_cache_bytes=1 << 30, **fp8)
+    with pytest.raises(ValueError, match=f"{name}='int4'"):
+        VllmSettings(device="cuda", **other)
