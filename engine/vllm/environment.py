@@ -62,7 +62,12 @@ def repair_torch_companions() -> None:
     and takes transformers with it. torchvision lacks two operators: declaring them is enough, since audio
     models never call them, and some vLLM model files import it. The other two nothing here needs: they are
     made to look not installed. Each that works is left alone.
+
+    mistral_common is hidden too: transformers imports it with every audio processor, which takes seconds, and
+    fails where their versions do not fit; no family here is of Mistral's.
     """
+    if "mistral_common" not in sys.modules:
+        sys.modules["mistral_common"] = None  # type: ignore[assignment]
     try:
         importlib.import_module("torchvision")
     except ImportError:
