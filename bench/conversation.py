@@ -37,23 +37,22 @@ def main() -> None:
     parser.add_argument("--note", default="", help="a sentence for the report: what else ran, say")
     parser.add_argument("--out", type=Path, default=Path("bench/results/conversation.json"))
     options = parser.parse_args()
-    about = machine()
-    rows, memory = [], {}
+    result: dict = {"machine": machine(), "start_s": None, "memory": {}, "rows": []}
     # The gate stands open, so that the machine's limit shows and not the gate's.
     most = str(max(options.sessions))
     with served("--aimd-initial", most, "--aimd-minimum", most, "--max-sessions", most) as server:
+        result["start_s"], memory, rows = server.start_s, result["memory"], result["rows"]
         memory["ready_mib"] = server.resident_mib()
         for count in options.sessions:
             rows.append(asyncio.run(measure(server, count, options.turns, options.voice)))
             memory[f"after_{count}_sessions_mib"] = server.resident_mib()
-            print(json.dumps(rows[-1]))
-        result = {"machine": about, "start_s": server.start_s, "memory": memory, "rows": rows}
-    holding = [row["sessions"] for row in rows if row["holds_budget"]]
-    result["sessions_that_hold_the_budget"] = max(holding, default=0)
-    options.out.write_text(json.dumps(result, indent=1) + "\n")
+            print(json.dumps(rows[-1]), flush=True)
+            holding = [row["sessions"] for row in rows if row["holds_budget"]]
+            result["sessions_that_hold_the_budget"] = max(holding, default=0)
+            options.out.write_text(json.dumps(result, indent=1) + "\n")
+            if options.voice:
+                options.out.with_suffix(".md").write_text(report(result, options.note))
     print(table(result))
-    if options.voice:
-        options.out.with_suffix(".md").write_text(report(result, options.note))
 
 
 async def measure(server: ServerProcess, count: int, turns: int, is_aloud: bool) -> dict[str, object]:
