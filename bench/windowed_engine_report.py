@@ -97,8 +97,7 @@ def pools(parts: dict[str, Any]) -> list[str]:
 def variants(parts: dict[str, Any]) -> list[str]:
     names = {"fp8": "fp8 cache", "piecewise": "attention outside of the mixed steps' graphs"}
     rows = [
-        f"| {names[name]} | {row['batch']} | {row['age']:,} | {row['kind']} | {cell(row, False)} | "
-        f"{row['tokens_per_step']} |"
+        f"| {names[name]} | {row['batch']} | {row['age']:,} | {row['kind']} | {cell(row, False)} |"
         for name in names
         for row in (parts.get(name) or {"rows": []})["rows"]
         if row["kind"] in ("decode", "mixed")
