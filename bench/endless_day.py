@@ -2,13 +2,15 @@
 
     python -m bench.endless_day smollm2 [--hours 24]      the default model's LLM, its first 4 layers, CPU
     python -m bench.endless_day ultravox [--hours 24]     the tiny family with audio features, CPU
-    VLLM_USE_FLASHINFER_SAMPLER=0 python3 -m bench.endless_day qwen7b --hours 6 --limit-s 330      an H200
+    VLLM_USE_FLASHINFER_SAMPLER=0 python3 -m bench.endless_day qwen7b --hours 6 --limit-s 330   an H200
     python -m bench.endless_day MODEL --stock             vLLM's own streaming sessions, until they break
 
 A tick gives every session its work at once: some tokens (or a second of audio) and an answer. No time is
 waited for: a tick begins when the last one is done. Figures are means over 48 stretches of the run, the first
 two left out (sessions fill their windows there); a slope is a least-squares line through them with its 95 %
-interval. One JSON in --out (bench/results/endless_day); endless_day_report.py makes the table and the plot.
+interval. At the end sessions that have only just filled their windows take turns with the old ones, ten ticks
+each: what age costs, whatever else the machine did meanwhile. One JSON in --out (bench/results/endless_day);
+endless_day_report.py makes the table and the plot.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ from engine.types import Features
 from engine.vllm.environment import prepare_process, repair_torch_companions
 from engine.vllm.settings import VllmSettings
 
-NUM_STRETCHES, NUM_LEFT_OUT = 48, 2
+NUM_STRETCHES, NUM_LEFT_OUT, NUM_PAIRS = 48, 2, 60
 FIGURES = ("rss_mib", "gpu_mib", "host_cpu_ms_per_chunk", "tick_ms", "table_blocks", "record_tokens")
 
 
@@ -201,7 +203,7 @@ def run(plan: Plan, hours: float, limit_s: float, is_stock: bool, directory: Pat
     recipe = recipe_of(plan, directory)
     unbounded: dict[str, Any] = {"kv": "unbounded"} if is_stock else {}
     settings = VllmSettings(
-        device=plan.device, max_sessions=plan.num_sessions + 2, **(plan.settings | unbounded)
+        device=plan.device, max_sessions=2 * plan.num_sessions + 2, **(plan.settings | unbounded)
     )
     sessions = (Stock if is_stock else Ours)(recipe, settings, HEAD)
     chunks, meter = Chunks(plan, directory), Meter(plan)
@@ -226,20 +228,53 @@ def run(plan: Plan, hours: float, limit_s: float, is_stock: bool, directory: Pat
             meter.end(tick * plan.budget_s / 3600, sessions)
             if len(meter.rows) % 8 == 0:
                 print(json.dumps(meter.rows[-1]), flush=True)
+    old = {"hours": round(tick * plan.budget_s / 3600, 3), "tokens_of_a_session": sessions.num_tokens()}
+    took_s = round(time.perf_counter() - started, 1)
     return {
         "what": "vLLM's own streaming sessions" if is_stock else "compacted sessions",
         "plan": asdict(plan),
         "machine": machine(plan),
         "max_model_len": sessions.max_model_len,
         "trained_len": recipe.max_session_tokens,
-        "hours": round(tick * plan.budget_s / 3600, 3),
+        **old,
         "ticks": tick,
-        "tokens_of_a_session": sessions.num_tokens(),
-        "took_s": round(time.perf_counter() - started, 1),
+        "took_s": took_s,
         "broke": broke,
+        "old_by_young": None if is_stock else old_by_young(plan, settings, sessions, chunks, names),
         "slopes": {figure: slope(meter.rows, figure) for figure in FIGURES},
         "stretches": meter.rows,
     }
+
+
+def old_by_young(
+    plan: Plan, settings: VllmSettings, sessions: Any, chunks: Chunks, old: list[str]
+) -> dict[str, list[float]]:
+    """What a tick of the old sessions takes, as a part of the young ones': mean, 95 % interval."""
+    young = [f"young {name}" for name in old]
+    full = settings.window_tokens + settings.max_sink_tokens + settings.compaction_slack_tokens
+    tick = 0
+
+    def run_ticks(names: list[str], number: int) -> tuple[float, float]:
+        nonlocal tick
+        started, cpu = time.perf_counter(), time.process_time()
+        for _ in range(number):
+            tick += 1
+            works = {name: chunks.take(31 * i + tick) for i, name in enumerate(names)}
+            sessions.tick(works, plan.num_decoded)
+        return time.perf_counter() - started, time.process_time() - cpu
+
+    run_ticks(young, -(-full // plan.num_tokens))
+    ratios: list[tuple[float, float]] = []
+    for _ in range(NUM_PAIRS):
+        aged, fresh = run_ticks(old, 10), run_ticks(young, 10)
+        ratios.append((math.log(aged[0] / fresh[0]), math.log(aged[1] / fresh[1])))
+    return {name: interval([pair[i] for pair in ratios]) for i, name in enumerate(("tick", "host_cpu"))}
+
+
+def interval(logs: list[float]) -> list[float]:
+    mean = sum(logs) / len(logs)
+    error = math.sqrt(sum((x - mean) ** 2 for x in logs) / (len(logs) - 1) / len(logs))
+    return [round(math.exp(mean + t * error), 4) for t in (0.0, -2.0, 2.0)]
 
 
 def machine(plan: Plan) -> str:

@@ -51,7 +51,8 @@ def table(reports: dict[str, dict[str, Any]]) -> str:
         lines += [
             f"## {name}",
             "",
-            f"{report['what'].capitalize()}, {report['machine']}: {plan['num_sessions']} sessions, "
+            f"{report['what'][0].upper()}{report['what'][1:]}, {report['machine']}: "
+            f"{plan['num_sessions']} sessions, "
             f"{report['ticks']:,} ticks of {chunk} and {plan['num_decoded']} decoded, which stand "
             f"for {report['hours']:g} h at B = {plan['budget_s']:g} s: {report['tokens_of_a_session']:,} "
             f"tokens a session, max_model_len {report['max_model_len']:,} (trained for "
@@ -70,6 +71,14 @@ def table(reports: dict[str, dict[str, Any]]) -> str:
             lines.append(
                 f"| {title} | {found['mean']:,.4g} | {found['per_hour']:.3g} ({interval}) | {over:+.1f} % |"
             )
+        if (ratios := report.get("old_by_young")) is not None:
+            (tick, *tick_range), (cpu, *cpu_range) = ratios["tick"], ratios["host_cpu"]
+            lines += [
+                "",
+                "Beside sessions that have only just filled their windows, in turns of ten ticks: the old "
+                f"ones' tick takes {tick:.3f} of theirs (95 %: {tick_range[0]:.3f} to "
+                f"{tick_range[1]:.3f}), its CPU time {cpu:.3f} ({cpu_range[0]:.3f} to {cpu_range[1]:.3f}).",
+            ]
         lines.append("")
     return "\n".join(lines)
 
