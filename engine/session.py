@@ -38,6 +38,7 @@ from engine.turn_taking import SpeechGate
 from engine.types import Finish, Hearing, Intake, Pcm, Result, TurnMode, Utterance, Work
 
 EXPIRY_WARNING = 0.9  # of the session's tokens
+LATER_INSTRUCTIONS_TOKENS = 1024  # of instructions in mid-conversation, which need not fit into a head
 MIN_ANSWER_TOKENS = 16  # with less room than this a session is over: its answer would end in its first words
 
 
@@ -391,11 +392,16 @@ class Session:
         return outputs
 
     def _too_long(self, instructions: str) -> Error | None:
-        """The error for instructions that would make a head longer than the engine keeps."""
+        """The error for instructions that would make a head longer than the engine keeps.
+
+        Later ones are a message like any other, but a session without a length could take in any number.
+        """
         cap = self.config.max_head_tokens
-        if cap is None or self._conversation.has_spoken:
-            return None  # later instructions are a message like any other
-        num_tokens = len(self._family.head(instructions))
+        if cap is None:
+            return None
+        family, has_spoken = self._family, self._conversation.has_spoken
+        num_tokens = len(family.instruct(instructions) if has_spoken else family.head(instructions))
+        cap = max(cap, LATER_INSTRUCTIONS_TOKENS) if has_spoken else cap
         return instructions_too_long(num_tokens, cap) if num_tokens > cap else None
 
     def _check_length(self, now: float) -> list[Output]:

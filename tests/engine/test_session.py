@@ -297,6 +297,8 @@ def test_a_head_longer_than_is_kept_is_refused_and_the_old_one_stays():
     assert stage.text() == "echo: heard 1000 ms"
     stage.do(session, session.on_update(None, "y" * 40, None))  # in a conversation they are no head
     assert stage.events("a", SessionUpdated)
+    stage.do(session, session.on_update(None, "z" * 2000, None))
+    assert "1024" in stage.events("a", Error)[-1].message
 
 
 def test_instructions_in_a_conversation_wait_for_the_turns_end_and_keep_it():
