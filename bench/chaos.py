@@ -21,6 +21,7 @@ import logging
 import os
 import random
 import socket
+import sys
 import tempfile
 import threading
 from collections import Counter
@@ -222,6 +223,7 @@ class Holdings:
     threads: int
     tasks: dict[str, int]
     objects: dict[str, int]
+    blocks: int  # of Python's allocator: all of its objects
     rss_mib: float
 
     @classmethod
@@ -244,6 +246,7 @@ class Holdings:
             threads=threading.active_count(),
             tasks=dict(sorted(tasks.items())),
             objects={name: kinds[name] for name in KINDS},
+            blocks=sys.getallocatedblocks(),
             rss_mib=int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20,
         )
 
