@@ -97,3 +97,26 @@ def test_without_compaction_a_windowed_session_goes_back_only_while_nothing_was_
         core.submit(Work("a", 0, 3, (5,), keep_tokens=150))
         (refused,) = core.take_results()
         assert "cannot keep 150: what comes before them was freed" in refused.error
+
+
+@pytest.mark.parametrize("kv", ["unbounded", "windowed"])
+def test_after_going_back_the_answer_is_that_of_a_session_that_never_went(tmp_path, kv):
+    """Short of the window nothing is freed: no compaction is needed, and nothing may tell the two apart."""
+    first, second = tuple(range(5, 60)), tuple(range(100, 120))
+    answers = {}
+    with started(tiny_llama.build(tmp_path), kv=kv) as core:
+        for name, fed, keep in (("back", first, 30), ("straight", first[:30], None)):
+            core.submit(Work(name, 0, 1, fed))
+            while not core.take_results():
+                core.step()
+            core.submit(Work(name, 0, 2, second, keep_tokens=keep, max_tokens=8))
+            results = []
+            while not results or results[-1].finish is None:
+                core.step()
+                results += core.take_results()
+            assert results[-1].num_kv_tokens == 30 + len(second) + 7
+            answers[name] = [token for result in results for token in result.token_ids]
+        assert answers["back"] == answers["straight"]
+        used = core.stats().kv_blocks_used
+        core.end("back", 0)
+        assert core.stats().kv_blocks_used == used / 2  # the forgotten tokens' blocks were given back
