@@ -151,9 +151,7 @@ def engine_arguments(recipe: EngineRecipe, settings: VllmSettings, scheduler_cls
     if not eager:
         compilation: dict[str, Any] = {"cudagraph_capture_sizes": graph_sizes(settings.max_batch_tokens)}
         if settings.sink_window is not None and settings.device == "cuda":
-            compilation["cudagraph_mode"] = (
-                "FULL"  # attention included; vLLM's default cuts mixed steps at it
-            )
+            compilation["cudagraph_mode"] = "FULL"  # attention too; by default vLLM cuts mixed steps at it
         arguments["compilation_config"] = compilation
     if recipe.modality is not None:
         others = {"image", "video", "audio"} - {recipe.modality}
