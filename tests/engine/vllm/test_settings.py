@@ -106,6 +106,7 @@ def test_on_cuda_only_plain_full_attention_gets_our_backend():
 
 def test_steps_with_chunks_have_graphs_too():
     arguments = engine_arguments(RECIPE, VllmSettings(device="cuda", max_batch_tokens=8192), object)
+    assert arguments["compilation_config"]["cudagraph_mode"] == "FULL"  # attention included
     sizes = arguments["compilation_config"]["cudagraph_capture_sizes"]
     assert sizes == sorted(set(sizes)) and sizes[0] == 1 and sizes[-1] == 2048
     assert max(b - a for a, b in pairwise(sizes)) == 64  # what padding may cost
@@ -117,6 +118,7 @@ def test_steps_with_chunks_have_graphs_too():
 
 def test_unbounded_is_vllm_as_it_comes():
     arguments = engine_arguments(RECIPE, VllmSettings(device="cuda", kv="unbounded"), object)
+    assert "cudagraph_mode" not in arguments["compilation_config"]
     ours = {"additional_config", "worker_cls", "attention_config", "long_prefill_token_threshold"}
     assert not ours & set(arguments)
     assert arguments["block_size"] is None
