@@ -211,9 +211,9 @@ def chaos(recipe: EngineRecipe, device: str, eager: bool) -> dict[str, Any]:
     return counts
 
 
-def long(recipe: EngineRecipe, device: str, eager: bool) -> dict[str, Any]:
+def long(recipe: EngineRecipe, device: str, eager: bool, goal: int | None = None) -> dict[str, Any]:
     """Chunks of 50 tokens and answers of 8, each session in its own phase; others must not notice."""
-    goal = 20_000 if device == "cuda" else 100
+    goal = goal or (20_000 if device == "cuda" else 100)
     window = dict(window_tokens=1024, max_sink_tokens=64, compaction_slack_tokens=448, max_chunk_tokens=256)
     core = make_core(recipe, device, eager, **window)
     names = [f"s{i}" for i in range(32)]
