@@ -92,6 +92,7 @@ def main() -> None:
     parser.add_argument(
         "--eager", action="store_true", help="starts faster, runs slower: to see if it starts"
     )
+    parser.add_argument("--kv-gib", type=float, help="a fixed KV pool: several families share one GPU")
     parser.add_argument("--out", type=Path, default=Path("bench/results"))
     parser.add_argument("--small", action="store_true", help="a tiny model on the CPU: a dry run")
     options = parser.parse_args()
@@ -100,11 +101,13 @@ def main() -> None:
     device = "cpu" if options.small else "cuda"
     prepare_process(device)
     repair_torch_companions()
+    kv_gib = 0.25 if options.small else options.kv_gib
     settings = VllmSettings(
         device=device,
         max_sessions=options.sessions + 1,
         max_batch_tokens=options.max_batch_tokens,
-        kv_cache_bytes=(1 << 28) if options.small else None,
+        kv_cache_bytes=None if kv_gib is None else round(kv_gib * (1 << 30)),
+        gpu_memory_utilization=0.85 if kv_gib is None else 0.4,  # what must be free at the start
         eager=True if options.eager or options.small else None,
         weights=options.weights,
         kv_dtype=options.kv_dtype,
