@@ -10,7 +10,8 @@ from typing import Annotated, Any
 import typer
 
 from app.load_cli import load as load_verb
-from app.settings import Option, SettingsError, load, options
+from app.options import Option, load, options
+from app.settings import SettingsError
 
 app = typer.Typer(
     name="metronome",

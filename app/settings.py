@@ -1,4 +1,4 @@
-"""Every option of the server: one frozen tree, parsed once from arguments and METRONOME_... variables.
+"""Every option of the server: one frozen tree, parsed once (options.py).
 
 An option's name is its path: `vad.silence_ms` is `--vad-silence-ms` and `METRONOME_VAD_SILENCE_MS`.
 Arguments win over the environment. Unknown variables are refused, for a misspelt one would be silently
@@ -7,26 +7,20 @@ without effect. None means "the model's or the machine's own": `resolve` fills i
 
 from __future__ import annotations
 
-import difflib
 import importlib.metadata
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_origin
+from typing import Annotated, Literal
 
-import annotated_types
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, model_validator
-from pydantic.fields import FieldInfo
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from engine.aimd import AimdConfig
 from engine.models import DEFAULT_FAMILY
 
 ENV_PREFIX = "METRONOME_"
-# Not the server's, so none of its business:
-OTHER_ENV_PREFIXES = ("METRONOME_TALK_", "METRONOME_LOAD_", "METRONOME_TEST_")
 
 Fraction = Annotated[float, Field(gt=0, le=1)]
 
@@ -35,11 +29,11 @@ class SettingsError(ValueError):
     """One readable line per wrong option: its names, its range, what was given."""
 
 
-class _Group(BaseModel):
+class Group(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class EngineSettings(_Group):
+class EngineSettings(Group):
     kv_cache_gib: float | None = Field(
         default=None,
         gt=0,
@@ -86,14 +80,14 @@ class EngineSettings(_Group):
     )
 
 
-class TickSettings(_Group):
+class TickSettings(Group):
     budget_ms: int | None = Field(
         default=None, ge=20, le=60_000, description="Frame budget B; none: the model family's"
     )
     slots: int = Field(default=8, ge=1, le=100, description="Slots that B is cut into; each makes one batch")
 
 
-class SessionSettings(_Group):
+class SessionSettings(Group):
     max_tokens: int = Field(
         default=256, ge=1, le=65_536, description="Tokens of one answer unless the client asks"
     )
@@ -133,7 +127,7 @@ class SessionSettings(_Group):
         return self
 
 
-class AimdSettings(_Group):
+class AimdSettings(Group):
     initial: int = Field(
         default=8, ge=1, le=4096, description="Sessions admitted before anything was measured"
     )
@@ -159,7 +153,7 @@ class AimdSettings(_Group):
     min_samples: int = Field(default=8, ge=1, le=100_000, description="Samples a control window needs")
 
 
-class VadSettings(_Group):
+class VadSettings(Group):
     threshold: float = Field(
         default=0.5, ge=0.05, le=0.95, description="Speech probability that counts as speech"
     )
@@ -175,13 +169,13 @@ class VadSettings(_Group):
     silence_ms: int = Field(default=500, ge=100, le=5000, description="Silence that ends the user's turn")
 
 
-class VoiceSettings(_Group):
+class VoiceSettings(Group):
     name: Literal["hibari", "none"] = Field(
         default="hibari", description="Who speaks the answers of sessions that want it"
     )
 
 
-class AuthSettings(_Group):
+class AuthSettings(Group):
     keys: SecretStr = Field(
         default=SecretStr(""),
         description="API keys, 'NAME KEY [MAX_SESSIONS]' separated by commas; none and no file: open to all",
@@ -213,7 +207,7 @@ class AuthSettings(_Group):
         return self
 
 
-class TlsSettings(_Group):
+class TlsSettings(Group):
     cert: Path | None = Field(default=None, description="Certificate chain (PEM); none: plain HTTP")
     key: Path | None = Field(
         default=None, description="The certificate's private key (PEM); none: it is in the same file"
@@ -294,92 +288,6 @@ class Settings(BaseSettings):
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Option:
-    """One leaf of the tree, as help and errors show it."""
-
-    path: tuple[str, ...]
-    info: FieldInfo
-
-    @property
-    def flag(self) -> str:
-        return "--" + "-".join(self.path).replace("_", "-")
-
-    @property
-    def env(self) -> str:
-        return ENV_PREFIX + "_".join(self.path).upper()
-
-    @property
-    def is_bool(self) -> bool:
-        return bool in (self.info.annotation, *get_args(self.info.annotation))
-
-    @property
-    def is_secret(self) -> bool:
-        """No flag: a command line can be read by every user of the machine."""
-        return self.info.annotation is SecretStr
-
-    @property
-    def range(self) -> str:
-        """What may be given, for people."""
-        annotation = self.info.annotation
-        may_be_none = type(None) in get_args(annotation)
-        if get_origin(annotation) is Literal:
-            return " | ".join(get_args(annotation))
-        low = high = None
-        for bound in self._bounds():
-            if isinstance(bound, annotated_types.Ge):
-                low = f"{bound.ge}"
-            elif isinstance(bound, annotated_types.Gt):
-                low = f"more than {bound.gt}"
-            elif isinstance(bound, annotated_types.Le):
-                high = f"{bound.le}"
-        what = "true or false" if self.is_bool else "text"
-        if low is not None:
-            what = f"{low} to {high}"
-        return f"{what}, or none" if may_be_none else what
-
-    def _bounds(self) -> Iterator[Any]:
-        """Bounds of the field itself and of an `Annotated` type inside `... | None`."""
-        inner = (bound for kind in get_args(self.info.annotation) for bound in get_args(kind)[1:])
-        for item in (*self.info.metadata, *inner):
-            yield from item.metadata if isinstance(item, FieldInfo) else (item,)
-
-    @property
-    def default(self) -> str:
-        value = self.info.default
-        return "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def options(model: type[BaseModel] = Settings, path: tuple[str, ...] = ()) -> list[Option]:
-    """Every option, in the order they are declared."""
-    found: list[Option] = []
-    for name, info in model.model_fields.items():
-        kind = info.annotation
-        if isinstance(kind, type) and issubclass(kind, _Group):
-            found += options(kind, (*path, name))
-        else:
-            found.append(Option((*path, name), info))
-    return found
-
-
-def load(arguments: Mapping[tuple[str, ...], Any] | None = None) -> Settings:
-    """Settings from the environment, overridden by `arguments` (option path -> value, texts allowed).
-
-    Raises SettingsError, naming every option that is wrong.
-    """
-    _refuse_unknown_variables()
-    tree: dict[str, Any] = {}
-    for path, value in (arguments or {}).items():
-        group = tree
-        for name in path[:-1]:
-            group = group.setdefault(name, {})
-        group[path[-1]] = None if isinstance(value, str) and value.lower() == "none" else value
-    try:
-        return Settings(**tree)
-    except ValidationError as error:
-        raise SettingsError("\n".join(_explain(item) for item in error.errors())) from None
-
-
 def resolve(
     settings: Settings, has_cuda: Callable[[], bool] | None = None, num_cores: int | None = None
 ) -> Settings:
@@ -414,27 +322,3 @@ def machine_has_cuda() -> bool:
     except importlib.metadata.PackageNotFoundError:
         return False
     return Path("/dev/nvidiactl").exists()
-
-
-def _refuse_unknown_variables() -> None:
-    known = {option.env for option in options()}
-    lines = []
-    for name in sorted(os.environ):
-        upper = name.upper()
-        if not upper.startswith(ENV_PREFIX) or upper.startswith(OTHER_ENV_PREFIXES) or upper in known:
-            continue
-        nearest = difflib.get_close_matches(upper, known, n=1, cutoff=0.0)[0]
-        lines.append(f"{name}: no such option; the nearest is {nearest}")
-    if lines:
-        raise SettingsError("\n".join(lines))
-
-
-def _explain(error: Any) -> str:
-    path = tuple(str(part) for part in error["loc"])
-    for option in options():
-        if option.path == path[: len(option.path)]:
-            given = error["input"]
-            return f"{option.flag} ({option.env}): must be {option.range}; got {given!r}"
-    if error["type"] == "value_error":
-        return str(error["ctx"]["error"])
-    return f"{'.'.join(path)}: {error['msg']}"

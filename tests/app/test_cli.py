@@ -7,7 +7,8 @@ import pytest
 from typer.testing import CliRunner
 
 from app import cli, talk
-from app.settings import Settings, options
+from app.options import options
+from app.settings import Settings
 
 runner = CliRunner()
 

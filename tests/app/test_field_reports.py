@@ -11,8 +11,9 @@ import threading
 import pytest
 from pydantic import BaseModel
 
+from app.options import load
 from app.server import uvicorn_config
-from app.settings import load, resolve
+from app.settings import resolve
 from engine import events
 from engine.models.null import NullFamily
 from engine.types import Hearing, Intake

@@ -20,7 +20,7 @@ from app.load_client import Call, Listener, Speech
 from app.load_figures import CPU_LIMIT, Figures, Histogram, doubts
 from app.load_plan import Caller, LoadOptions, Manner, plan, session_length_s
 from app.load_worker import read_speech
-from app.settings import load as load_settings
+from app.options import load as load_settings
 from app.speaking import ClientError
 from tests.support.serving import serving
 from tests.support.stage import pcm

@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 import trustme
 
+from app.options import load
 from app.preflight import StartError, check, greeting, only_one
-from app.settings import Settings, load, resolve
+from app.settings import Settings, resolve
 
 KEY = "secret-0123456789"
 
@@ -28,7 +29,7 @@ def test_several_processes_are_refused(tmp_path: Path, monkeypatch: pytest.Monke
 def test_a_second_server_on_the_port_is_refused_before_it_loads_anything(tmp_path: Path):
     options = settings(tmp_path, port="8123")
     holder = (
-        "from app.preflight import only_one; from app.settings import load, resolve\n"
+        "from app.preflight import only_one; from app.options import load; from app.settings import resolve\n"
         "with only_one(resolve(load({('port',): '8123'}))): print('held', flush=True); input()\n"
     )
     with subprocess.Popen(

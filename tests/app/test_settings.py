@@ -4,7 +4,8 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from app.settings import Settings, SettingsError, load, machine_has_cuda, options, resolve
+from app.options import load, options
+from app.settings import Settings, SettingsError, machine_has_cuda, resolve
 
 ALL = options()
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
-from app.settings import load, options
+from app.options import load, options
 from tests.support.serving import serving
 
 ROOT = Path(__file__).parents[2]

@@ -17,8 +17,9 @@ import trustme
 from websockets.asyncio.client import connect
 from websockets.typing import Origin
 
+from app.options import load
 from app.server import make_app, uvicorn_config
-from app.settings import load, resolve
+from app.settings import resolve
 from tests.support.serving import TIMEOUT_S, Client, serving
 from tests.support.stage import pcm
 

@@ -14,9 +14,10 @@ import uvicorn
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 
+from app.options import load
 from app.server import make_app, uvicorn_config
 from app.service import Service, build
-from app.settings import Settings, load, resolve
+from app.settings import Settings, resolve
 from engine.audio.speech import SpeechDetector
 from engine.conductor import Conductor, Phase
 from engine.config import SessionConfig
