@@ -21,6 +21,7 @@ from websockets.asyncio.client import connect
 
 from tests.support.serving import TIMEOUT_S, Client, Serving, serving
 from tests.support.stage import pcm
+from tests.support.voices import ToneVoice
 
 DOCKER = Path(__file__).parents[2] / "docker"
 WEB, PROBE = "web-key-0123456789", "probe-key-0123456789"
@@ -107,7 +108,7 @@ async def prometheus(folder: Path, target_port: int) -> AsyncIterator[Prometheus
 
 async def traffic(server: Serving) -> None:
     """A turn and a refusal about each half second, for ever; a turn is longer than what may wait."""
-    url = f"ws://127.0.0.1:{server.port}/v1/stream?turn=manual"
+    url = f"ws://127.0.0.1:{server.port}/v1/stream?turn=manual&voice=on"
     headers = {"Authorization": f"Bearer {WEB}"}
     async with connect(url, additional_headers=headers, proxy=None) as connection:
         client = Client(connection)
@@ -133,7 +134,7 @@ def test_promtool_accepts_configuration_and_rules_and_the_alerts_fire_as_meant(t
 
 async def test_prometheus_scrapes_and_every_rule_and_every_query_of_the_dashboard_has_data(tmp_path: Path):
     keys = f"web {WEB}, probe {PROBE} 0"
-    async with serving(auth__keys=keys, max_sessions=1, tick__budget_ms=200) as server:
+    async with serving(auth__keys=keys, max_sessions=1, tick__budget_ms=200, voice=ToneVoice()) as server:
         talking = asyncio.create_task(traffic(server))
         async with prometheus(tmp_path, server.port) as prom:
             await prom.until("metronome:tick_lateness_seconds:p99 >= 0")  # rates need several scrapes
