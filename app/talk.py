@@ -127,15 +127,18 @@ class Turns:
         self._is_answering = False
         self._is_aloud = False
         self._is_sounding = False  # sound of an answer is still to come
+        self._silent: str | None = (
+            None  # the answer that gets no more: where the voice fails, its text goes on
+        )
 
     def on_event(self, event: dict[str, Any]) -> None:
         match event.get("type"):
             case "session.created" | "session.updated":
                 self._is_aloud = bool(event.get("voice"))
             case "response.text.delta":
-                self._is_sounding = self._is_aloud
+                self._is_sounding = self._is_aloud and event.get("response_id") != self._silent
             case "response.audio.done" | "response.flush":
-                self._is_sounding = False
+                self._is_sounding, self._silent = False, event.get("response_id")
             case "speech.started":
                 self._is_speaking = True
             case "speech.stopped":

@@ -19,6 +19,7 @@ export class Floor {
     this.writing = null; // response that is being written
     this.isSounding = false;
     this.isVoiceDue = false; // words were written whose sound has not all come
+    this.silent = null; // response that gets no more sound: where the voice fails, its text goes on
   }
 
   /** A server's event, or the page's own {type: "commit"} and {type: "sound", isPlaying}. */
@@ -46,7 +47,7 @@ export class Floor {
         if (this.who !== "you") this.who = "thinking";
         break;
       case "response.text.delta":
-        this.isVoiceDue = this.isVoiced;
+        this.isVoiceDue = this.isVoiced && event.response_id !== this.silent;
         if (this.who !== "you") this.who = "answering";
         break;
       case "response.audio":
@@ -59,10 +60,8 @@ export class Floor {
       case "response.audio.done":
       case "response.flush":
         this.isVoiceDue = false;
+        this.silent = event.response_id;
         if (this.who === "answering") this.settle();
-        break;
-      case "warning":
-        if (event.code === "voice_failed") this.isVoiceDue = false;
         break;
       case "sound":
         this.isSounding = event.isPlaying;

@@ -66,7 +66,7 @@ export class Transcript {
   /** So much of a spoken response was heard; `isFinal`: no more will be. */
   played(response, playedMs, isFinal) {
     const entry = this.find(response);
-    if (!entry) return;
+    if (!entry || entry.heardChars === null) return; // read, not heard
     const isWhole = isFinal && entry.state !== "cut";
     this.change(entry, { heardChars: isWhole ? entry.text.length : heardChars(entry, playedMs) });
   }

@@ -161,6 +161,26 @@ async def test_spoken_answers_are_waited_for_reported_and_saved(tmp_path: Path):
     assert len(times) == 2 and all(0 <= t["first_text_ms"] <= t["first_sound_ms"] for t in times)
 
 
+def test_words_behind_a_voice_that_failed_wait_for_no_sound():
+    def answered(response_id: str, *in_between: str) -> None:
+        kinds = [
+            "response.created",
+            "response.text.delta",
+            *in_between,
+            "response.text.delta",
+            "response.done",
+        ]
+        for kind in kinds:
+            turns.on_event({"type": kind, "response_id": response_id})
+
+    turns = talk.Turns()
+    turns.on_event({"type": "session.created", "voice": True})
+    answered("r", "warning", "response.audio.done")
+    assert turns.is_answered(0)
+    answered("s")
+    assert not turns.is_answered(1)  # its sound is due
+
+
 async def test_a_file_that_cannot_be_written_is_told(tmp_path: Path):
     notes = Notes()
     async with serving(Listener()) as url:

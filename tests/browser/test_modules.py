@@ -136,6 +136,12 @@ async def test_an_answer_without_sound_counts_as_read(page: Visit):
     assert (await run(page, "transcript", TRANSCRIPT, silent))[0]["heardChars"] == 0
     failed = [*silent, event("warning", code="voice_failed")]
     assert (await run(page, "transcript", TRANSCRIPT, failed))[0]["heardChars"] is None
+    midway = [
+        *answer("r", ("One two.", 500)),
+        event("warning", code="voice_failed"),
+        ["played", "r", 100, False],
+    ]
+    assert (await run(page, "transcript", TRANSCRIPT, midway))[0]["heardChars"] is None
     off = [event("session.created", voice=False), *silent[1:]]
     assert (await run(page, "transcript", TRANSCRIPT, off))[0]["heardChars"] is None
 
@@ -200,11 +206,27 @@ async def test_who_has_the_floor(page: Visit):
     interrupted = [created, delta, sounds, started, done, falls_silent, stopped, created]
     assert (await run(page, "floor", FLOOR, interrupted))[3:] == ["you", "you", "you", "thinking", "thinking"]
     slow_voice = [{"type": "session.created", "voice": True}, created, delta, done, sounds]
-    all_sound = [{"type": "response.audio.done"}, falls_silent]
+    all_sound = [{"type": "response.audio.done", "response_id": "r"}, falls_silent]
     assert (await run(page, "floor", FLOOR, slow_voice + all_sound))[2:] == [*["answering"] * 4, "listening"]
     assert (await run(page, "floor", FLOOR, slow_voice[1:4]))[-1] == "listening"  # no voice: done is done
     noise = [started, stopped, {"type": "input.transcript", "text": " "}]
     assert (await run(page, "floor", FLOOR, noise))[-1] == "listening"
+
+
+async def test_words_behind_the_sound_s_end_wait_for_no_sound(page: Visit):
+    """The voice failed, or was told to stop: the text goes on."""
+
+    def answered(number: str, *in_between: dict[str, Any]) -> list[dict[str, Any]]:
+        delta = {"type": "response.text.delta", "response_id": number, "delta": "x"}
+        done = {"type": "response.done", "response_id": number}
+        return [{"type": "response.created", "response_id": number}, delta, *in_between, delta, done]
+
+    aloud = {"type": "session.created", "voice": True}
+    failed = {"type": "warning", "code": "voice_failed"}
+    for end in ("response.audio.done", "response.flush"):
+        mute = [aloud, *answered("r", failed, {"type": end, "response_id": "r"})]
+        assert (await run(page, "floor", FLOOR, mute))[-2:] == ["answering", "listening"]
+        assert (await run(page, "floor", FLOOR, mute + answered("s")))[-1] == "answering"  # its sound is due
 
 
 PLAYER = """
