@@ -13,8 +13,8 @@ LIMIT = 512
 """Messages that may wait. A client that reads has none; one that stopped fills it in half a minute."""
 
 LIMIT_BYTES = 2 << 20
-"""Of sound that may wait: over 40 s. A session sends some 10 s ahead of playback and a clause; a client that
-keeps reading never comes near it."""
+"""Of sound that may wait: over 40 s. A session sends some 10 s ahead of playback (voice/mouth.py); a client
+that keeps reading never comes near it."""
 
 
 class Outbox:

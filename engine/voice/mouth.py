@@ -1,7 +1,8 @@
 """What a session says aloud: answers' text goes in, clauses for the voice and sound for the client come out.
 
-No I/O, no clock. One clause at a time is with the voice; the next is held back while much sound is ahead of
-its playback, so that an interruption wastes little.
+No I/O, no clock. One clause at a time is with the voice. Its sound, and the next clause, are held back while
+much sound is ahead of its playback: an interruption wastes little, and what waits at the socket is bounded
+however long a clause takes to say.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from engine.outputs import Hush, Output, Speak
 from engine.types import Utterance
 from engine.voice.spoken import Kept, Spoken
 
-AHEAD_S = 10.0  # of sound that may wait at the client
+AHEAD_S = 10.0  # of sound that may wait at the client, and a piece: `on_time` comes long before it is played
 VOICE_LIMIT_S = 10.0  # a clause takes some 50 ms: a voice that needs longer is stuck
 MAX_ANSWERS = 4  # in continuous mode one may begin while another plays
 
@@ -55,7 +56,8 @@ class Mouth:
         (_, spoken), self._speaking = self._speaking, None
         if pcm is None:
             return self._fail(spoken, now)
-        return [*spoken.sent(utterance.text, pcm, now), *self._go_on(now)]
+        spoken.take_in(utterance.text, pcm)
+        return self._go_on(now)
 
     def on_played(self, response_id: str, played_ms: int, now: float) -> list[Output]:
         """The client's report; one of an answer that is settled comes too late."""
@@ -108,12 +110,13 @@ class Mouth:
         self._answers.append(Spoken(answer, self.is_on, starts_at))
 
     def _go_on(self, now: float) -> list[Output]:
-        """The next clause for the voice, and the end of sound where it has come."""
+        """Sound that may be sent now, the next clause for the voice, the end of sound where it has come."""
         outputs: list[Output] = []
         ahead_s = 0.0
         for spoken in self._answers:
+            outputs += spoken.send(ahead_s, AHEAD_S, now)
             ahead_s += spoken.playback.ahead_s(now)
-            if self._speaking is not None:
+            if self._speaking is not None or spoken.pieces:
                 break
             if not spoken.is_open:
                 continue

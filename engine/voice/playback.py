@@ -20,7 +20,10 @@ class _Clause:
 
 
 class Playback:
-    """The sound of one answer, clause after clause. What a client reports is bounded, never trusted."""
+    """The sound of one answer, clause after clause. What a client reports is bounded, never trusted.
+
+    A clause that was begun may be sent in parts: only what was sent can have been played.
+    """
 
     def __init__(self, starts_at: float) -> None:
         self.num_samples = 0  # sent in all
@@ -30,12 +33,14 @@ class Playback:
         self._reported_at = 0.0
         self._flushed_at: float | None = None
 
-    def add(self, text: str, num_samples: int, now: float) -> None:
-        """The sound of the next clause was sent; the clauses' texts joined are the answer's."""
+    def begin(self, text: str, num_samples: int) -> None:
+        """The next clause, and how long all of its sound is; the clauses' texts joined are the answer's."""
         self._clauses.append(_Clause(text, num_samples))
+
+    def sent(self, num_samples: int, starts_at: float) -> None:
+        """More of its sound was sent, which can begin to play at `starts_at`."""
         self.num_samples += num_samples
-        if num_samples:
-            self._dry_at = max(now, self._dry_at) + num_samples / VOICE_RATE
+        self._dry_at = max(starts_at, self._dry_at) + num_samples / VOICE_RATE
 
     def report(self, played_ms: int, now: float) -> None:
         """The client's figure: it never goes back, and never beyond what was sent."""

@@ -37,6 +37,7 @@ class Spoken:
         self.is_done = False  # all of its sound was sent
         self.clauses: deque[str] = deque()  # for the voice
         self.num_clauses = 0  # given to it
+        self.pieces: deque[Sound] = deque()  # of the last clause's sound, not sent yet
         self.playback = Playback(starts_at)
         self._cutter = ClauseCutter()
 
@@ -60,12 +61,11 @@ class Spoken:
         self.is_text_done = True
         self.clauses += self._cutter.flush()
 
-    def sent(self, text: str, pcm: bytes, now: float) -> list[Sound]:
-        """A clause's sound as messages of about a second, each with its share of the words."""
+    def take_in(self, text: str, pcm: bytes) -> None:
+        """A clause's sound: cut into messages of about a second, each with its share of the words."""
         num_samples = len(pcm) // _BYTES
-        self.playback.add(text, num_samples, now)
+        self.playback.begin(text, num_samples)
         count = -(-num_samples // PIECE_SAMPLES)
-        pieces: list[Sound] = []
         begin = 0
         for i in range(count):
             part = pcm[i * num_samples // count * _BYTES : (i + 1) * num_samples // count * _BYTES]
@@ -76,9 +76,16 @@ class Spoken:
                 duration_ms=_ms(len(part) // _BYTES),
                 num_bytes=len(part),
             )
-            pieces.append(Sound(event, part))
+            self.pieces.append(Sound(event, part))
             begin = end
-        return pieces
+
+    def send(self, before_s: float, ahead_s: float, now: float) -> list[Sound]:
+        """What may be sent now, so that about `ahead_s` wait to be played, `before_s` of other answers'."""
+        sounds: list[Sound] = []
+        while self.pieces and before_s + self.playback.ahead_s(now) < ahead_s:
+            sounds.append(self.pieces.popleft())
+            self.playback.sent(len(sounds[-1].pcm) // _BYTES, now + before_s)
+        return sounds
 
     def finish(self) -> ResponseAudioDone:
         self.is_done = True
@@ -88,6 +95,7 @@ class Spoken:
     def stop(self, now: float) -> None:
         self.is_stopped = True
         self.clauses.clear()
+        self.pieces.clear()
         self.playback.flush(now)
 
     def kept(self, now: float) -> Kept:

@@ -9,11 +9,18 @@ from engine.voice.playback import REPORT_LIFE_S, Playback, whole_words
 from engine.voice.voice import VOICE_RATE
 
 
+def add(playback: Playback, text: str, num_samples: int, now: float) -> None:
+    """A clause whose sound is sent at once."""
+    playback.begin(text, num_samples)
+    if num_samples:
+        playback.sent(num_samples, now)
+
+
 def make(now: float = 10.0) -> Playback:
     """Two clauses of a second each."""
     playback = Playback(starts_at=now)
-    playback.add("one two three", VOICE_RATE, now)
-    playback.add(" four five", VOICE_RATE, now)
+    add(playback, "one two three", VOICE_RATE, now)
+    add(playback, " four five", VOICE_RATE, now)
     return playback
 
 
@@ -22,7 +29,7 @@ def test_without_reports_sound_is_played_from_when_it_was_sent():
     assert playback.played(10.0) == 0 and playback.ahead_s(10.0) == 2.0
     assert playback.played(10.5) == VOICE_RATE // 2
     assert playback.played(99.0) == 2 * VOICE_RATE
-    playback.add(" six", VOICE_RATE, 20.0)  # after a dry spell
+    add(playback, " six", VOICE_RATE, 20.0)  # after a dry spell
     assert playback.played(20.5) == 2 * VOICE_RATE + VOICE_RATE // 2
 
 
@@ -48,11 +55,21 @@ def test_after_a_flush_only_reports_say_more():
 
 def test_whole_clauses_count_whole_and_empty_ones_with_the_one_before():
     playback = Playback(0.0)
-    playback.add("Well,", 0, 0.0)  # the voice had nothing to say for it
-    playback.add(" yes.", VOICE_RATE, 0.0)
-    playback.add(" :-)", 0, 0.0)
+    add(playback, "Well,", 0, 0.0)  # the voice had nothing to say for it
+    add(playback, " yes.", VOICE_RATE, 0.0)
+    add(playback, " :-)", 0, 0.0)
     assert playback.heard_chars(0.0) == len("Well,")
     assert playback.heard_chars(1.0) == len("Well, yes. :-)")
+
+
+def test_of_a_clause_that_was_sent_in_part_no_more_was_heard():
+    playback = Playback(0.0)
+    playback.begin("one two three four", 4 * VOICE_RATE)
+    playback.sent(2 * VOICE_RATE, 0.0)
+    assert playback.ahead_s(0.0) == 2.0
+    playback.report(4000, 9.0)
+    assert playback.played(9.0) == 2 * VOICE_RATE
+    assert playback.heard_chars(9.0) == len("one two")
 
 
 def test_words_are_whole():
@@ -70,7 +87,7 @@ def test_words_are_whole():
 def test_played_never_goes_back_before_a_flush_and_stays_within_what_was_sent(clauses, reports, flush_after):
     playback, now = Playback(0.0), 0.0
     for text, num_samples in clauses:
-        playback.add(text, num_samples, now)
+        add(playback, text, num_samples, now)
     for played_ms, wait_s in reports:
         playback.report(played_ms, now)
         now += wait_s
