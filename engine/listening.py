@@ -76,7 +76,10 @@ class Listening:
     def _append(
         self, to: SpeechGate | AudioQueue, audio: RawPcm | Pcm, is_held: bool, now: float
     ) -> list[Warning]:
-        limit = self._held_limit if is_held else self._usual_limit
+        # What was kept while it was held is not to be dropped as soon as it may be heard.
+        num_waiting = to.num_samples if isinstance(to, AudioQueue) else to.num_waiting_samples
+        was_held = num_waiting > self._usual_limit
+        limit = self._held_limit if is_held or was_held else self._usual_limit
         num_dropped = to.append(audio, limit)
         if not num_dropped:
             return []

@@ -21,11 +21,12 @@ from engine.events import (
     SpeechStarted,
     Warning,
 )
+from engine.listening import HELD_LIMIT_S
 from engine.models.null import NullFamily, encode
 from engine.null import NullCore
 from engine.outputs import Close, Sound
 from engine.session import Session
-from engine.types import Hearing, Intake, Result, TurnMode
+from engine.types import SAMPLE_RATE, Hearing, Intake, Result, TurnMode
 from engine.voice.mouth import AHEAD_S, VOICE_LIMIT_S
 from engine.voice.voice import VOICE_RATE, Sound16
 from tests.fuzz.grammar import Grammar
@@ -340,6 +341,20 @@ def test_audio_that_is_held_while_an_answer_plays_is_heard_when_that_ends():
     stage.do(session, session.on_audio(pcm(1.0), stage.now))
     stage.advance(12.0)
     assert session.backlog_samples == 0
+
+
+def test_audio_that_was_held_is_not_dropped_when_the_next_frame_comes_after_the_answer():
+    stage, session = spoken_stage(Hears([STORY, "x"]))
+    commit(stage, session)
+    until_written(stage)
+    stage.can_hear = False
+    stage.do(session, session.on_audio(pcm(9.0), stage.now))  # more than two budgets
+    while session._answering.is_busy(stage.now):
+        stage.advance(0.05)
+    stage.do(session, session.on_audio(pcm(0.5), stage.now))
+    assert session.backlog_samples == 9.5 * SAMPLE_RATE and not stage.events("a", Warning)
+    stage.do(session, session.on_audio(pcm(30.0), stage.now))
+    assert session.backlog_samples == HELD_LIMIT_S * SAMPLE_RATE and stage.events("a", Warning)
 
 
 def speak(stage: Stage, session: Session, windows: int, probability: float) -> None:
