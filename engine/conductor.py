@@ -212,6 +212,9 @@ class Conductor:
             self._is_hearing = True
             future = self.loop.run_in_executor(self._hearing_pool, self._hear, batch)
             future.add_done_callback(lambda f: f.cancelled() or self._on_heard(batch, f.result()))
+        self._submit_works()
+
+    def _submit_works(self) -> None:
         if self._outbox and self._engine is not None:
             works, self._outbox = self._outbox, []
             self._engine.submit(works)
@@ -306,6 +309,7 @@ class Conductor:
                 case Submit(work):
                     self._outbox.append(work)
                 case Cancel(generation):
+                    self._submit_works()  # its work may be among them, and must be there first
                     if self._engine is not None:
                         self._engine.cancel(session.id, generation)
                 case EndGeneration(generation):
