@@ -74,7 +74,7 @@ const settingsDialog = new SettingsDialog($("settings"), (chosen) => {
   conversation.update();
 });
 const keyDialog = new KeyDialog($("key"), () => { gauge.poll(); start(); });
-new TalkButton($("talk"), { onPress: () => conversation.press(), onRelease: () => conversation.release() });
+const talkButton = new TalkButton($("talk"), { onPress: () => conversation.press(), onRelease: () => conversation.release() });
 
 function start() {
   problem.hide();
@@ -103,6 +103,7 @@ function showState(state) {
   if (isLive) plot.setScale({ budgetMs: state.session.budget_ms });
   if (!isLive) {
     dial.silence();
+    talkButton.reset();
     transcript.close();
     $("technical").hidden = $("notice").hidden = true;
   }

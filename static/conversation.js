@@ -27,7 +27,8 @@ export class Conversation {
       onSound: (event, pcm) => this.onSound(event, pcm),
     });
     this.turn = null; // of the session
-    this.isTalking = false; // manual: the button is down
+    this.isTalking = false; // manual: the button is down, or went up just now
+    this.committing = null; // timer of a released button
   }
 
   get isRunning() {
@@ -84,16 +85,13 @@ export class Conversation {
   }
 
   press() {
+    if (this.committing !== null) this.commit(); // pressed again at once: two turns
     this.isTalking = true;
     this.hush();
   }
 
   release() {
-    setTimeout(() => {
-      this.isTalking = false;
-      this.connection.send({ type: "input.commit" });
-      this.apply({ type: "commit" });
-    }, LATE_MS);
+    this.committing = setTimeout(() => this.commit(), LATE_MS);
   }
 
   /** Stop the answer, at once here, and soon there. */
@@ -104,6 +102,18 @@ export class Conversation {
   }
 
   // inside
+
+  commit() {
+    this.stopTalking();
+    this.connection.send({ type: "input.commit" });
+    this.apply({ type: "commit" });
+  }
+
+  stopTalking() {
+    clearTimeout(this.committing);
+    this.committing = null;
+    this.isTalking = false;
+  }
 
   onFrame(pcm, level) {
     const isMuted = this.turn === "manual" && !this.isTalking;
@@ -118,7 +128,7 @@ export class Conversation {
       this.floor.reset("listening");
     } else {
       this.session = null;
-      this.isTalking = false;
+      this.stopTalking();
       this.playback?.close();
       this.playback = null;
       this.floor.reset("idle");

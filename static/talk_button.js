@@ -28,6 +28,11 @@ export class TalkButton {
     });
   }
 
+  /** The session that was talked to is gone: the button is up, and nothing is sent. */
+  reset() {
+    this.show(false);
+  }
+
   hold(isDown) {
     if (isDown) this.wasHeld = true;
     this.set(isDown);
@@ -35,10 +40,14 @@ export class TalkButton {
 
   set(isHeld) {
     if (isHeld === this.isHeld) return;
+    this.show(isHeld);
+    if (isHeld) this.on.onPress();
+    else this.on.onRelease();
+  }
+
+  show(isHeld) {
     this.isHeld = isHeld;
     this.button.setAttribute("aria-pressed", isHeld);
     this.button.textContent = isHeld ? "Release to send" : "Hold to talk";
-    if (isHeld) this.on.onPress();
-    else this.on.onRelease();
   }
 }

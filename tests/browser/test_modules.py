@@ -229,6 +229,44 @@ async def test_words_behind_the_sound_s_end_wait_for_no_sound(page: Visit):
         assert (await run(page, "floor", FLOOR, mute + answered("s")))[-1] == "answering"  # its sound is due
 
 
+CONVERSATION = """
+    const sent = [];
+    const c = new m.Conversation({url: "ws://x", getKey() {}, getSettings: () => ({})});
+    c.connection.send = ({type}) => sent.push(type);
+    c.connection.sendAudio = () => sent.push("audio");
+    c.turn = "manual";
+    const frame = () => c.onFrame(new ArrayBuffer(640), 0);
+    const late = () => new Promise((resolve) => setTimeout(resolve, 300));
+"""
+
+
+async def test_push_to_talk_pressed_again_at_once_is_heard(page: Visit):
+    code = """
+        c.press(); frame(); c.release(); frame(); // the last frames come late
+        c.press(); await late(); frame(); c.release(); await late(); frame();
+        return sent.filter((type) => type !== "response.cancel");
+    """
+    turns = ["audio", "audio", "input.commit", "audio", "input.commit"]
+    assert await run(page, "conversation", CONVERSATION + code) == turns
+
+
+async def test_push_to_talk_is_up_after_a_session_was_lost(page: Visit):
+    code = """
+        c.press(); frame(); c.release(); c.onState({name: "waiting"}); await late(); frame();
+        const {TalkButton} = await import("/static/talk_button.js");
+        const button = document.createElement("button"), told = [];
+        const onPress = () => told.push("press"), onRelease = () => told.push("release");
+        const talk = new TalkButton(button, {onPress, onRelease});
+        talk.hold(true); talk.reset();
+        const shown = [button.textContent, button.getAttribute("aria-pressed")];
+        talk.hold(false); talk.hold(true); // the finger leaves, and comes back
+        return [sent, shown, told];
+    """
+    sent, shown, told = await run(page, "conversation", CONVERSATION + code)
+    assert sent == ["audio"]  # the commit of a session that is gone ends no turn of the next
+    assert shown == ["Hold to talk", "false"] and told == ["press", "press"]
+
+
 PLAYER = """
     const [rate, frequency, sizes, flushAtS] = x;
     const seconds = sizes.reduce((a, b) => a + b) / 24000;

@@ -81,6 +81,20 @@ async def test_a_lost_connection_is_taken_up_again(browser: Browser, server: Ser
         await speaking
 
 
+async def test_a_connection_lost_while_the_button_is_held(browser: Browser, server: Serving):
+    async with visit(browser, server.port, own_microphone=True, settings='{"turn": "manual"}') as page:
+        page.is_server_lost = True
+        await begin(page)
+        button = page["talk"]
+        await button.dispatch_event("click")  # as a screen reader does: held until the next one
+        await expect(button).to_have_text("Release to send")
+        cut_all(server)
+        await expect(page["problem"]).to_contain_text("The connection was lost")
+        await page.until_state("live")
+        await expect(button).to_be_visible()
+        await expect(button).to_have_text("Hold to talk")
+
+
 async def test_a_network_that_goes_silent_is_noticed(browser: Browser, server: Serving):
     """No close, no error: the machine at the other end is simply gone. A server of ours cannot do that."""
     silent_from = 2  # it answers so many pings
