@@ -367,7 +367,8 @@ class Session:
     def _apply_update(self) -> list[Output]:
         is_writing = self._work is not None or self._answering.current is not None
         update = self._update
-        if update is None or is_writing or self._ticks.is_running or self._conversation.is_turn_open:
+        is_turn_over = not self._conversation.is_turn_open and not self._queue.has_ended_turn
+        if update is None or is_writing or self._ticks.is_running or not is_turn_over:
             return []
         self._update = None
         mode, instructions = update.mode, update.instructions

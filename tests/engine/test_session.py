@@ -316,6 +316,19 @@ def test_instructions_in_a_conversation_wait_for_the_turns_end_and_keep_it():
     assert stage.text().endswith("echo: heard ")  # the new max_tokens
 
 
+def test_a_mode_change_right_behind_a_commit_does_not_cost_the_turn():
+    stage = Stage()
+    session = stage.open()
+    stage.step()
+    ask(stage, session)
+    stage.do(session, session.on_update(TurnMode.SERVER_VAD))
+    assert not stage.events("a", SessionUpdated)
+    stage.advance(3.0)
+    assert stage.text() == "echo: heard 1000 ms"
+    (updated,) = stage.events("a", SessionUpdated)
+    assert updated.turn == "server_vad"
+
+
 def test_a_mode_that_is_not_offered_is_refused_with_the_reason():
     family = NullFamily()
     reasons = {TurnMode.CONTINUOUS: "it cannot listen while it talks"}
