@@ -5,7 +5,7 @@ import { Connection } from "./connection.js";
 import { Floor } from "./floor.js";
 import { Microphone, askForMicrophone, release } from "./microphone.js";
 import { Playback } from "./playback.js";
-import { updateFor } from "./settings.js";
+import { updatesFor } from "./settings.js";
 
 const LATE_MS = 120; // manual: frames that are still on their way from the audio thread when the button goes up
 
@@ -80,8 +80,8 @@ export class Conversation {
 
   /** What the settings say now, to the running session. */
   update() {
-    const update = this.session && updateFor(this.session, this.getSettings());
-    if (update) this.connection.send(update);
+    if (!this.session) return;
+    for (const update of updatesFor(this.session, this.getSettings())) this.connection.send(update);
   }
 
   press() {

@@ -42,14 +42,17 @@ export function setKey(key) {
   }
 }
 
-/** What must be said to a session that began as `session` so that it is as the person wants it; null: nothing. */
-export function updateFor(session, { instructions, voice, turn }) {
-  const update = {};
-  if (instructions.trim() && instructions !== session.instructions) update.instructions = instructions;
-  if (turn !== session.turn) update.turn = turn;
+/**
+ * What must be said to a session that is as `session` so that it is as the person wants it.
+ * One message for each field: the server takes all of a message or nothing, and may not know such a turn.
+ */
+export function updatesFor(session, { instructions, voice, turn }) {
+  const updates = [];
+  if (instructions.trim() && instructions !== session.instructions) updates.push({ instructions });
+  if (turn !== session.turn) updates.push({ turn });
   const hasVoice = Boolean(session.voice_sample_rate);
-  if (hasVoice && voice !== session.voice) update.voice = voice;
-  return Object.keys(update).length ? { type: "session.update", ...update } : null;
+  if (hasVoice && voice !== session.voice) updates.push({ voice });
+  return updates.map((update) => ({ type: "session.update", ...update }));
 }
 
 /** The dialog's form. `onSave(settings)`. */

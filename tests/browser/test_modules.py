@@ -267,6 +267,23 @@ async def test_push_to_talk_is_up_after_a_session_was_lost(page: Visit):
     assert shown == ["Hold to talk", "false"] and told == ["press", "press"]
 
 
+async def test_a_refused_setting_costs_no_other(page: Visit):
+    code = """
+        const updates = [];
+        c.connection.send = (message) => updates.push(message);
+        c.getSettings = () => ({instructions: "Be brief.", turn: "continuous", voice: false});
+        c.session = {turn: "server_vad", voice: true, voice_sample_rate: 24000};
+        c.update();
+        c.session = {...c.session, instructions: "Be brief.", turn: "continuous", voice: false};
+        c.update(); // all is as it should be
+        return updates;
+    """
+    fields = [{"instructions": "Be brief."}, {"turn": "continuous"}, {"voice": False}]
+    assert await run(page, "conversation", CONVERSATION + code) == [
+        {"type": "session.update", **field} for field in fields
+    ]
+
+
 PLAYER = """
     const [rate, frequency, sizes, flushAtS] = x;
     const seconds = sizes.reduce((a, b) => a + b) / 24000;
