@@ -80,7 +80,8 @@ class LogMel:
             peaks = mel.masked_fill(~is_own[:, None, :].to(self._device), np.log10(_FLOOR))
         lowest = peaks.amax(dim=(1, 2), keepdim=True) - _RANGE
         mel = torch.maximum(mel[:, :, : max(counts)], lowest).add_(4.0).div_(4.0).cpu()
-        return [row[:, :count].contiguous() for row, count in zip(mel, counts, strict=True)]
+        # Copies: a view would keep the whole batch's alive as long as one session waits with it.
+        return [row[:, :count].clone() for row, count in zip(mel, counts, strict=True)]
 
     def _extended(self, chunks: Sequence[Pcm]) -> npt.NDArray[np.float32]:
         """[chunks, samples]: each with what its frames see beyond it. Behind silence, frames begin as long as

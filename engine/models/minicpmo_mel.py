@@ -116,7 +116,8 @@ class StreamingLogMel:
         mel = torch.maximum(mel[..., :NUM_FRAMES], floor).add_(4.0).div_(4.0).cpu()
         for i in np.flatnonzero(are_first):
             mel[i, :, :MARGIN] = 0.0
-        return list(zip(mel.unbind(0), are_first.tolist(), strict=True))
+        # Copies: a view would keep the whole batch's alive as long as one session waits with it.
+        return [(unit.clone(), is_first) for unit, is_first in zip(mel, are_first.tolist(), strict=True)]
 
     def _floor(self, stream: MelStream, peaks: npt.NDArray[np.float32], is_first: bool) -> float:
         """The least value of this unit; notes the loudest frame among those that no later unit computes."""

@@ -19,7 +19,7 @@ _FORCED = {
     "VLLM_CONFIGURE_LOGGING": "0",  # one process, one logging configuration: the application's
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_DO_NOT_TRACK": "1",
-    "HF_HUB_OFFLINE": "1",  # a model is a directory; nothing is ever looked up on a hub
+    "HF_HUB_OFFLINE": "1",  # a model is a directory by now: `published.find` comes before
     "TRANSFORMERS_OFFLINE": "1",
 }
 _DEFAULTS = {

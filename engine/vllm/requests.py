@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 
@@ -25,6 +26,7 @@ class RequestBuilder:
 
     def __init__(self, vllm_config: VllmConfig, modality: str | None) -> None:
         self._modality = modality
+        self._item_numbers = itertools.count()
         self._processor = (
             MULTIMODAL_REGISTRY.create_processor(vllm_config.model_config) if modality is not None else None
         )
@@ -35,8 +37,8 @@ class RequestBuilder:
             request_id=request_id,
             prompt_token_ids=list(work.token_ids),
             mm_features=[
-                self._feature(item, identifier=f"{request_id}:{work.seq}:{i}")
-                for i, item in enumerate(work.features)
+                self._feature(item, identifier=f"{request_id}:{work.seq}:{next(self._item_numbers)}")
+                for item in work.features
             ]
             or None,
             sampling_params=_sampling_params(work),
@@ -49,7 +51,9 @@ class RequestBuilder:
         )
 
     def _feature(self, item: Features, identifier: str) -> MultiModalFeatureSpec:
-        """`identifier` must be new: it is the key of the encoder's cache."""
+        """`identifier` must be new for ever: it is the key of the encoder's cache, and a key that comes back
+        before the worker has forgotten it brings back what was heard then. A work's pieces share its `seq`.
+        """
         assert self._processor is not None and self._modality is not None
         inputs = BatchFeature(dict(item.tensors))
         fields = self._processor._get_mm_fields_config(inputs, {})  # which tensor is cut how, stays where

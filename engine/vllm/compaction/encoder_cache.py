@@ -10,7 +10,8 @@ from vllm.v1.request import Request
 
 
 class PromptEncoderCacheManager(EncoderCacheManager):
-    """The worker is told to drop an output in the first step after the one that consumed it."""
+    """The worker is told to drop an output in the first step after the one that consumed it, unless its key
+    was given out again meanwhile: keys must be new for ever (requests.py)."""
 
     def free_encoder_input(self, request: Request, input_id: int) -> None:
         super().free_encoder_input(request, input_id)

@@ -38,7 +38,6 @@ class CompactionWorker:
             return
         try:
             self._mover = KeyMover(self.model_runner)
-            self._mover.move([((1,), 1)])  # nobody's block: compiles the kernel now, not in a turn
         except UnmovableKeys as error:
             self._unmovable = str(error)
 

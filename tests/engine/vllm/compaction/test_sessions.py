@@ -113,6 +113,29 @@ def test_audio_over_many_compactions_is_what_a_young_session_computes(stepper, f
     torch.testing.assert_close(last["old"], last["young"], atol=2e-2, rtol=1e-3)
 
 
+def test_items_in_pieces_of_one_work_have_keys_of_their_own(stepper, family, monkeypatch):
+    """A key that comes back at once would bring back what was heard then: runner V2 does not encode again."""
+    only_sync(stepper)
+    ear, tokens, features = family.new_ear(), (), ()
+    for number in range(6):
+        one, items = turn(family, ear, sound(number, 1.5))
+        features += tuple(replace(item, offset=item.offset + len(tokens)) for item in items)
+        tokens += one
+    assert len(tokens) > SLACK  # so the work is taken in piece by piece
+    keys: list[str] = []
+    builder = stepper.core._builder
+    make = builder._feature
+
+    def noted(item, identifier):
+        keys.append(identifier)
+        return make(item, identifier)
+
+    monkeypatch.setattr(builder, "_feature", noted)
+    work = replace(stepper.work("a", tokens, features=features), num_head_tokens=0)
+    assert stepper.run(work) == [Finish.FED], stepper.final(work)
+    assert len(keys) == len(features) == len(set(keys))
+
+
 @pytest.mark.parametrize("size", [W - 1, W, W + 1, SLACK, SLACK + 1, 2 * (W + SLACK), 900])
 def test_a_chunk_of_any_length_is_taken_in(stepper, size):
     stepper.run(begin(stepper, "a", HEAD))
