@@ -68,10 +68,12 @@ class Listening:
                     self.queue.end_turn(now)
         return events
 
-    def reset(self) -> None:
-        """Forget what waits: the turn mode changed."""
+    def reset(self) -> list[SpeechStopped]:
+        """Forget what waits: the turn mode changed. Speech that was told of is over."""
+        events = [SpeechStopped(audio_ms=_ms(self.gate.position))] if self.gate.is_speaking else []
         self.queue.clear()
         self.gate.reset()
+        return events
 
     def _append(
         self, to: SpeechGate | AudioQueue, audio: RawPcm | Pcm, is_held: bool, now: float

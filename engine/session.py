@@ -373,11 +373,13 @@ class Session:
         self._update = None
         mode, instructions = update.mode, update.instructions
         self._answering.mouth.is_on = update.is_aloud
+        outputs: list[Output] = []
         if mode is not self._mode:
             self._mode = self._conversation.mode = mode
-            self._listening.reset()
+            outputs += self._listening.reset()
+            self._ear = self._family.new_ear()  # what it heard of a turn is forgotten too
             self._audio_due = None
-        outputs: list[Output] = [
+        outputs.append(
             SessionUpdated(
                 turn=mode,
                 instructions=instructions,
@@ -385,7 +387,7 @@ class Session:
                 voice=update.is_aloud,
                 voice_sample_rate=self.config.voice_rate,
             )
-        ]
+        )
         old_generation = self._conversation.generation
         if instructions != self._conversation.instructions and self._conversation.instruct(instructions):
             self.kv_tokens = 0

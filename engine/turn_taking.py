@@ -51,6 +51,11 @@ class SpeechGate:
         self._passed = 0  # everything before this position was let through, or never will be
 
     @property
+    def position(self) -> int:
+        """Samples since the session began, or the gate was reset, that the detector has seen."""
+        return self._position
+
+    @property
     def num_dropped_samples(self) -> int:
         return self._unheard.num_dropped_samples
 

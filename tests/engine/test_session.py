@@ -329,6 +329,21 @@ def test_a_mode_change_right_behind_a_commit_does_not_cost_the_turn():
     assert updated.turn == "server_vad"
 
 
+def test_a_mode_change_in_the_middle_of_speech_forgets_all_of_it_and_says_that_it_is_over():
+    stage = Stage()
+    session = stage.open(mode=TurnMode.SERVER_VAD)
+    speak(stage, session, 100, 0.9)
+    assert len(stage.events("a", SpeechStarted)) == 1 and stage.events("a", Tick)  # some of it was heard
+    stage.do(session, session.on_update(TurnMode.MANUAL))
+    (stopped,) = stage.events("a", SpeechStopped)
+    (updated,) = stage.events("a", SessionUpdated)
+    assert stopped.audio_ms == 3200
+    assert stage.said["a"].index(stopped) < stage.said["a"].index(updated)
+    ask(stage, session)
+    stage.advance(3.0)
+    assert stage.text() == "echo: heard 1000 ms"
+
+
 def test_a_mode_that_is_not_offered_is_refused_with_the_reason():
     family = NullFamily()
     reasons = {TurnMode.CONTINUOUS: "it cannot listen while it talks"}
