@@ -45,16 +45,16 @@ export class Conversation {
     const context = (this.context = openContext());
     context.onstatechange = () => context === this.context && context.state !== "running" && this.call("onAsleep");
     this.call("onState", { name: "asking" });
-    let stream = null;
+    const asked = askForMicrophone();
     try {
-      [stream] = await Promise.all([askForMicrophone(), loadWorklets(context)]);
+      const [stream] = await Promise.all([asked, loadWorklets(context)]);
       if (context !== this.context) return release(stream); // stopped meanwhile
       this.microphone = new Microphone(context, stream, {
         onFrame: (pcm, level) => this.onFrame(pcm, level),
         onLost: () => this.fail(null),
       });
     } catch (error) {
-      if (stream) release(stream);
+      asked.then(release, () => {}); // it may be granted yet
       if (context === this.context) this.fail(error);
       return;
     }

@@ -7,7 +7,7 @@ const CONSTRAINTS = {
 };
 
 /** Asks for permission. Rejects with the browser's DOMException. */
-export function askForMicrophone() {
+export async function askForMicrophone() {
   return navigator.mediaDevices.getUserMedia(CONSTRAINTS);
 }
 

@@ -284,6 +284,28 @@ async def test_a_refused_setting_costs_no_other(page: Visit):
     ]
 
 
+async def test_a_microphone_that_is_granted_too_late_is_let_go(page: Visit):
+    """A worklet could not be loaded while the browser still asked."""
+    code = """
+        const {getUserMedia} = navigator.mediaDevices, {addModule} = AudioWorklet.prototype;
+        let grant, problem = null;
+        const stopped = [];
+        navigator.mediaDevices.getUserMedia = () => new Promise((resolve) => { grant = resolve; });
+        AudioWorklet.prototype.addModule = async () => { throw new DOMException("no", "AbortError"); };
+        try {
+          c.calls.onProblem = (error) => { problem = error.name; };
+          await c.start();
+          grant({getTracks: () => [{stop: () => stopped.push(problem)}]});
+          await late();
+          return stopped;
+        } finally {
+          navigator.mediaDevices.getUserMedia = getUserMedia;
+          AudioWorklet.prototype.addModule = addModule;
+        }
+    """
+    assert await run(page, "conversation", CONVERSATION + code) == ["AbortError"]
+
+
 PLAYER = """
     const [rate, frequency, sizes, flushAtS] = x;
     const seconds = sizes.reduce((a, b) => a + b) / 24000;
