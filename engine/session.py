@@ -74,6 +74,8 @@ class Session:
         self._answering = Answering(session_id, family, config.is_aloud and config.voice_rate is not None)
         self._audio_due: float | None = None  # since when waiting audio should have been running
         self._is_answer_due = False
+        self._is_turn_heard = False  # the hearing that runs ends a turn
+        self._num_unwanted = 0  # turns that have ended, and whose answers were cancelled before they began
         self._update: _Update | None = None  # waits for the end of the turn
         self._opened_at = now
         self._last_audio_at = now
@@ -110,6 +112,8 @@ class Session:
         return [*warnings, *self._interrupt("interrupted", now)]
 
     def on_cancel(self, now: float) -> list[Output]:
+        """The answer that is written or played is not wanted, nor one to a turn that has ended."""
+        self._num_unwanted = self._queue.num_ended_turns + self._is_turn_heard
         return self._interrupt("cancelled", now)
 
     def on_played(self, response_id: str, played_ms: int, now: float) -> list[Output]:
@@ -199,12 +203,16 @@ class Session:
         dues = [t for t in (self._audio_due, taken.ended_at) if t is not None]
         self._ticks.begin(min(dues), len(taken.audio))
         self._audio_due = None
-        is_final = taken.ended_at is not None or self._mode is TurnMode.CONTINUOUS
+        self._is_turn_heard = taken.ended_at is not None
+        is_final = self._is_turn_heard or self._mode is TurnMode.CONTINUOUS
         return Hearing(self.id, self._ear, taken.audio, is_final, self._mode)
 
     def on_heard(self, intake: Intake, is_final: bool, now: float) -> list[Output]:
         """The family's result for the hearing that was taken."""
         outputs: list[Output] = []
+        is_unwanted = self._is_turn_heard and self._num_unwanted > 0
+        self._num_unwanted -= is_unwanted
+        self._is_turn_heard = False
         if intake.transcript is not None:
             outputs.append(InputTranscript(text=intake.transcript))
         kept = self._answering.kept(now)
@@ -233,7 +241,9 @@ class Session:
             if self._mode is not TurnMode.CONTINUOUS:
                 outputs += answer.announce()
         outputs += self._submit(work)
-        if closes and self._mode is TurnMode.MANUAL and self._queue.has_ended_turn:
+        if closes and is_unwanted:
+            outputs += self._interrupt("cancelled", now)
+        elif closes and self._mode is TurnMode.MANUAL and self._queue.has_ended_turn:
             outputs += self._interrupt("interrupted", now)  # the next turn was committed meanwhile
         return outputs
 

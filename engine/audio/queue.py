@@ -65,6 +65,10 @@ class AudioQueue:
         return self._turns[0].ended_at is not None
 
     @property
+    def num_ended_turns(self) -> int:
+        return len(self._turns) - 1
+
+    @property
     def has_audio(self) -> bool:
         return self._turns[0].num_samples > 0
 

@@ -452,6 +452,37 @@ def test_a_commit_before_the_turn_before_was_heard_ends_that_ones_answer_at_once
     assert cache(stage) == "|(next)echo: next"
 
 
+@pytest.mark.parametrize("is_heard", [True, False])
+def test_a_cancel_before_the_answer_has_begun_is_kept_for_it_and_for_no_other(is_heard: bool):
+    stage, session = spoken_stage(Hears(["one", "two"]))
+    stage.can_hear = False
+    commit(stage, session)
+    if is_heard:
+        stage.advance(0.1)  # the hearing runs
+    assert len(stage.hearings) == is_heard and not stage.events("a", ResponseCreated)
+    assert session.on_cancel(stage.now) == []
+    commit(stage, session)  # this one's answer is wanted
+    stage.can_hear = True
+    stage.advance(5.0)
+    assert [d.reason for d in stage.events("a", ResponseDone)] == ["cancelled", "stop"]
+    assert stage.text() == "echo: two"
+    assert cache(stage).endswith("(one)|(two)echo: two")
+
+
+def test_a_cancel_while_the_last_words_are_heard_spares_the_client_the_answer():
+    stage, session = spoken_stage(mode=TurnMode.SERVER_VAD)
+    until_heard(stage, session, 0.01)
+    assert stage.hearings
+    stage.do(session, session.on_cancel(stage.now))
+    stage.can_hear = True
+    speak(stage, session, 5, 0.01)
+    assert [d.reason for d in stage.events("a", ResponseDone)] == ["cancelled"]
+    assert not stage.text() and not stage.events("a", Sound)
+    speak(stage, session, 30, 0.9)
+    speak(stage, session, 40, 0.01)
+    assert stage.text() == "echo: next"
+
+
 def test_much_sound_is_not_sent_far_ahead_of_its_playback():
     story = STORY * 3
     stage, session = spoken_stage(Hears([story]), max_tokens=400)
