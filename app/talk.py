@@ -194,10 +194,11 @@ async def speak_turn(
 
 
 class Ears:
-    """The listening side: events are printed and noted, sound is kept, and what was played is reported."""
+    """The listening side: prints and notes events, reports what was played, keeps the sound if asked."""
 
-    def __init__(self, printer: Printer) -> None:
+    def __init__(self, printer: Printer, keeps_sound: bool = False) -> None:
         self.printer = printer
+        self.keeps_sound = keeps_sound
         self.turns = Turns()
         self.player = Player()
         self.times = FirstTimes()
@@ -209,7 +210,8 @@ class Ears:
         with contextlib.suppress(websockets.ConnectionClosed):
             async for message in socket:
                 if isinstance(message, bytes):
-                    self.sound += message
+                    if self.keeps_sound:
+                        self.sound += message
                     continue
                 event, now = json.loads(message), time.monotonic()
                 self._rate = event.get("voice_sample_rate") or self._rate
@@ -285,7 +287,7 @@ async def converse(
         query["max_tokens"] = options.max_tokens
     if options.is_aloud:
         query["voice"] = "on"
-    ears = Ears(printer)
+    ears = Ears(printer, keeps_sound=options.out is not None)
     separator = "&" if "?" in options.url else "?"
     async with connect(f"{options.url}{separator}{urlencode(query)}", max_size=1 << 24) as socket:
         listening = asyncio.create_task(ears.listen(socket))

@@ -181,6 +181,28 @@ def test_words_behind_a_voice_that_failed_wait_for_no_sound():
     assert not turns.is_answered(1)  # its sound is due
 
 
+@pytest.mark.parametrize("is_saved", [False, True])
+async def test_sound_is_kept_only_for_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_saved: bool):
+    async def speak(socket: ServerConnection) -> None:
+        async for message in socket:
+            if isinstance(message, str):
+                await socket.send(bytes(480))
+                await answer(socket, "a")
+
+    made: list[talk.Ears] = []
+
+    class Ears(talk.Ears):
+        def __init__(self, *args: Any, **named: Any) -> None:
+            super().__init__(*args, **named)
+            made.append(self)
+
+    monkeypatch.setattr(talk, "Ears", Ears)
+    async with serving(speak) as url:
+        options = TalkOptions(url, "manual", out=tmp_path / "a.wav" if is_saved else None)
+        assert await converse(options, [recording(tmp_path)], Notes(), no_wait) == ANSWERED
+    assert len(made[0].sound) == (480 if is_saved else 0)
+
+
 async def test_a_file_that_cannot_be_written_is_told(tmp_path: Path):
     notes = Notes()
     async with serving(Listener()) as url:
