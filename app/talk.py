@@ -124,6 +124,7 @@ class Turns:
         self.error: dict[str, Any] | None = None  # the last error event
         self._is_speaking = False
         self._is_owed = False  # speech ended, its answer has not
+        self._has_words = False  # and words were heard in it
         self._is_answering = False
         self._is_aloud = False
         self._is_sounding = False  # sound of an answer is still to come
@@ -143,8 +144,11 @@ class Turns:
                 self._is_speaking = True
             case "speech.stopped":
                 self._is_speaking, self._is_owed = False, True
+            case "input.transcript":
+                self._has_words = self._has_words or bool(str(event.get("text", "")).strip())
+                self._is_owed = self._is_owed and self._has_words  # a cough is not answered
             case "response.created":
-                self._is_answering = True
+                self._is_answering, self._has_words = True, False
             case "response.done":
                 self._is_answering = self._is_owed = False
                 self.num_answers += 1

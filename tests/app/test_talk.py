@@ -181,6 +181,24 @@ def test_words_behind_a_voice_that_failed_wait_for_no_sound():
     assert not turns.is_answered(1)  # its sound is due
 
 
+def test_a_cough_behind_an_answer_is_not_waited_for():
+    turns = talk.Turns()
+    question = [("speech.started", ""), ("speech.stopped", ""), ("input.transcript", "Who?")]
+    cough = [("speech.started", ""), ("speech.stopped", ""), ("input.transcript", " ")]
+    answered = [("response.created", ""), ("response.done", "")]
+
+    def on(*events: tuple[str, str]) -> bool:
+        for kind, text in events:
+            turns.on_event({"type": kind, "text": text})
+        return turns.is_answered(0)
+
+    assert not on(*cough)  # nothing was answered yet
+    assert on(*question, *answered)
+    assert not on(*cough[:2]) and on(cough[2])
+    assert not on(*question, *cough)  # it joined the question, whose answer is still owed
+    assert on(*answered)
+
+
 @pytest.mark.parametrize("is_saved", [False, True])
 async def test_sound_is_kept_only_for_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_saved: bool):
     async def speak(socket: ServerConnection) -> None:
