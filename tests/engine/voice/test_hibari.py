@@ -49,11 +49,42 @@ def test_markup_is_not_read_out(voice: HibariVoice):
     assert len(voice.speak("[Rome](/hot/) is it.")) > 0  # no way to make it say other phonemes
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "7" * 36,
+        "7" * 45,
+        "9" * 200,
+        "It is $" + "9" * 50 + ".",
+        ",".join(["123"] * 15),
+        "3." + "1415926535" * 15,
+        "\N{FULLWIDTH DIGIT SEVEN}" * 60,
+    ],
+)
+def test_numbers_of_any_length_are_spoken(voice: HibariVoice, text: str):
+    assert len(voice.speak(text)) > 5 * VOICE_RATE
+
+
+@pytest.mark.parametrize("text", ["你好世界。" * 16, "Привет, как дела?", "Tokyo is 東京都の中心です"])
+def test_what_it_would_leave_out_is_refused_not_passed_over(voice: HibariVoice, text: str):
+    with pytest.raises(ValueError, match="speaks English"):
+        voice.speak(text)
+
+
+def test_a_few_letters_of_another_script_are_no_reason_to_be_silent(voice: HibariVoice):
+    assert len(voice.speak("The Greek letter π is for the circle, café is a café.")) > 2 * VOICE_RATE
+
+
 @settings(max_examples=100, deadline=None)
 @given(st.text(max_size=60) | st.text(st.characters(categories=["N", "L", "P", "Z"]), max_size=30))
 @example("10 m\N{SUPERSCRIPT TWO} and \N{ETHIOPIC DIGIT ONE}")
-def test_any_text_is_spoken_or_silent(voice: HibariVoice, text: str):
-    assert len(voice.speak(text)) < 60 * VOICE_RATE
+def test_any_text_is_spoken_or_silent_or_refused(voice: HibariVoice, text: str):
+    try:
+        sound = voice.speak(text)
+    except ValueError as error:
+        assert "speaks English" in str(error)
+    else:
+        assert len(sound) < 60 * VOICE_RATE
 
 
 def test_none_is_no_voice_and_others_are_refused():
