@@ -23,7 +23,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketExce
 
 from app.load_figures import Figures
 from app.load_plan import Caller, LoadOptions, Manner, session_length_s
-from app.playing import REPORT_S, Player
+from app.playing import REPORT_S, Player, keep_reporting
 from app.speaking import Speaker
 from app.talk import Turns
 
@@ -175,7 +175,9 @@ class Call:
     async def _talk(self, socket: ClientConnection, listener: Listener, end_at: float) -> None:
         reader = asyncio.create_task(self._read(socket, listener))
         speaker = asyncio.create_task(self._speak(socket, listener))
-        reporter = asyncio.create_task(self._report(socket, listener.player))
+        tasks = [reader, speaker]
+        if self._options.voice:
+            tasks.append(asyncio.create_task(keep_reporting(socket, listener.player)))
         vanishes = self._caller.manner is Manner.VANISHES
         if vanishes:
             end_at = time.monotonic() + self._rng.random() * min(end_at - time.monotonic(), 60.0)
@@ -195,9 +197,9 @@ class Call:
             else:
                 self._figures.ended_by_client["left"] += 1
         finally:
-            for task in (reader, speaker, reporter):
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(reader, speaker, reporter, return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _read(self, socket: ClientConnection, listener: Listener) -> None:
         while True:
@@ -208,13 +210,6 @@ class Call:
             self._figures.bytes_in += len(message)
             if self._caller.manner is Manner.READS_SLOWLY:
                 await asyncio.sleep(SLOW_READ_S)
-
-    async def _report(self, socket: ClientConnection, player: Player) -> None:
-        """What would have been played of spoken answers, as often as a page tells it."""
-        while self._options.voice:
-            await asyncio.sleep(REPORT_S)
-            if (message := player.report(time.monotonic())) is not None:
-                await socket.send(json.dumps(message))
 
     async def _speak(self, socket: ClientConnection, listener: Listener) -> None:
         """Turn after turn, until cancelled or the server closes."""

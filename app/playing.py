@@ -1,4 +1,4 @@
-"""A spoken answer at the client: how much would have been played by now. Plays nothing, no I/O.
+"""A spoken answer at the client: how much would have been played by now, and telling it. Plays nothing.
 
 What a page does with its loudspeaker, our command-line clients do with this, so that the server is told what
 was heard and clients take turns as people do.
@@ -6,19 +6,26 @@ was heard and clients take turns as people do.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import json
+import time
 from typing import Any
+
+from websockets.asyncio.client import ClientConnection
 
 REPORT_S = 0.25
 
 
 class Player:
-    """One answer after the other, each played as soon as it can. Times are seconds of one clock."""
+    """One answer after the other, each played as soon as it can. Times are seconds of one clock. No I/O."""
 
     def __init__(self) -> None:
         self.response_id: str | None = None
         self._sent_s = 0.0
         self._ends_at = 0.0  # when all that came has been played
         self._reported_ms = -1
+        self.flushed = asyncio.Event()  # a report is due now; cleared by who makes it
 
     def on_event(self, event: dict[str, Any], now: float) -> None:
         match event.get("type"):
@@ -32,6 +39,7 @@ class Player:
                 self._sent_s = self._played_s(now)
                 self._ends_at = now
                 self._reported_ms = -1  # told once more: exactly
+                self.flushed.set()
 
     def is_playing(self, now: float) -> bool:
         return self._ends_at > now
@@ -46,6 +54,20 @@ class Player:
 
     def _played_s(self, now: float) -> float:
         return max(0.0, self._sent_s - max(0.0, self._ends_at - now))
+
+
+async def keep_reporting(socket: ClientConnection, player: Player) -> None:
+    """Tell the server what was played, as often as a page does, and right after a flush: until cancelled.
+
+    Raises websockets.ConnectionClosed.
+    """
+    while True:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(REPORT_S):
+                await player.flushed.wait()
+        player.flushed.clear()
+        if (message := player.report(time.monotonic())) is not None:
+            await socket.send(json.dumps(message))
 
 
 class FirstTimes:

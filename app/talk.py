@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.markup import escape
 from websockets.asyncio.client import ClientConnection, connect
 
-from app.playing import REPORT_S, FirstTimes, Player
+from app.playing import REPORT_S, FirstTimes, Player, keep_reporting
 from app.speaking import (
     CHUNK_MS,
     ClientError,
@@ -198,7 +198,7 @@ async def speak_turn(
 
 
 class Ears:
-    """The listening side: prints and notes events, reports what was played, keeps the sound if asked."""
+    """The listening side: prints and notes events, and keeps the sound if asked."""
 
     def __init__(self, printer: Printer, keeps_sound: bool = False) -> None:
         self.printer = printer
@@ -223,15 +223,6 @@ class Ears:
                 self.times.on_event(event, now)
                 self.player.on_event(event, now)
                 self.turns.on_event(event)
-                if event.get("type") == "response.flush":
-                    await self._report(socket)
-
-    async def report(self, socket: ClientConnection) -> None:
-        """Say what was played, as often as a page does, until cancelled."""
-        with contextlib.suppress(websockets.ConnectionClosed):
-            while True:
-                await asyncio.sleep(REPORT_S)
-                await self._report(socket)
 
     def save(self, path: Path) -> None:
         """All that was spoken, as a WAV file. Raises ClientError."""
@@ -243,10 +234,6 @@ class Ears:
                 file.writeframes(bytes(self.sound))
         except OSError as error:
             raise TalkError(f"cannot write {path}: {error}") from None
-
-    async def _report(self, socket: ClientConnection) -> None:
-        if (message := self.player.report(time.monotonic())) is not None:
-            await socket.send(json.dumps(message))
 
 
 async def microphone(rate: int) -> AsyncIterator[bytes]:
@@ -295,7 +282,7 @@ async def converse(
     separator = "&" if "?" in options.url else "?"
     async with connect(f"{options.url}{separator}{urlencode(query)}", max_size=1 << 24) as socket:
         listening = asyncio.create_task(ears.listen(socket))
-        reporting = asyncio.create_task(ears.report(socket))
+        reporting = asyncio.create_task(keep_reporting(socket, ears.player))
         speaking = asyncio.create_task(_speak(socket, ears, recordings, rate, options, sleep))
         try:
             await asyncio.wait({listening, speaking}, return_when=asyncio.FIRST_COMPLETED)

@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 from typer.testing import CliRunner
+from websockets.asyncio.server import ServerConnection, serve
 
-from app import cli, load, load_report
+from app import cli, load, load_client, load_report, playing
 from app.load_client import Call, Listener, Speech
 from app.load_figures import CPU_LIMIT, Figures, Histogram, doubts
 from app.load_plan import Caller, LoadOptions, Manner, plan, session_length_s
@@ -198,6 +199,29 @@ async def test_a_caller_with_a_voice_hears_the_answer_before_it_goes_on():
         tally = server.service.conductor.tally()
     assert figures.first_sound.count >= 2 and figures.bytes_in > 48_000
     assert tally.interruptions == 0 and figures.unanswered == 0
+
+
+async def test_a_caller_tells_what_was_played_right_after_a_flush(monkeypatch: pytest.MonkeyPatch):
+    for module in (playing, load_client):
+        monkeypatch.setattr(module, "REPORT_S", 1000.0)  # no other report comes
+    told: list[dict[str, Any]] = []
+
+    async def interrupt(socket: ServerConnection) -> None:
+        async for message in socket:
+            given = json.loads(message) if isinstance(message, str) else {}
+            if given.get("type") == "input.commit":
+                for kind in ("response.created", "response.audio", "response.flush"):
+                    event = {"type": kind, "response_id": "r", "duration_ms": 60_000}
+                    await socket.send(json.dumps(event))
+            elif given.get("type") == "response.played":
+                told.append(given)
+                await socket.close()
+
+    async with serve(interrupt, "127.0.0.1", 0) as server:
+        port = next(iter(server.sockets)).getsockname()[1]
+        await call(f"ws://127.0.0.1:{port}/v1/stream", voice=True, seconds=10.0)
+    (report,) = told
+    assert report["response_id"] == "r" and 0 <= report["played_ms"] < 60_000
 
 
 async def test_a_caller_that_vanishes_leaves_nothing_behind():
