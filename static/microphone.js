@@ -32,10 +32,6 @@ export class Microphone {
     this.source.connect(this.node).connect(context.destination);
   }
 
-  set isMuted(muted) {
-    for (const track of this.stream.getTracks()) track.enabled = !muted;
-  }
-
   close() {
     this.node.port.onmessage = null;
     this.node.port.postMessage("close");

@@ -4,7 +4,7 @@ export const MAX_ENTRIES = 200;
 const MAX_CHARS = 20_000; // of one entry
 
 /**
- * An entry: {id, who: "you" | "server" | "note", text, state, heardChars, clauses}.
+ * An entry: {id, who: "you" | "server", text, state, heardChars, clauses}.
  * `state`: `live` (goes on), `done`, `cut` (interrupted: the text behind `heardChars` was not heard).
  * `heardChars`: null where nothing is spoken, so that all of it counts as read. `clauses`: what was spoken of it,
  * each {start, end, durationMs}.
@@ -69,10 +69,6 @@ export class Transcript {
     if (!entry || entry.heardChars === null) return; // read, not heard
     const isWhole = isFinal && entry.state !== "cut";
     this.change(entry, { heardChars: isWhole ? entry.text.length : heardChars(entry, playedMs) });
-  }
-
-  note(text) {
-    this.add({ who: "note", text, state: "done" });
   }
 
   /** The session is over: nothing goes on, and what was not heard never will be. */

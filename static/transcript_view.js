@@ -29,7 +29,7 @@ export class TranscriptView {
     fill(item, entry);
     if (entry.state !== "live" && !item.dataset.read && entry.text) {
       item.dataset.read = "yes";
-      this.parts.announcer.textContent = `${NAMES[entry.who] ?? "Note"}: ${entry.text}`;
+      this.parts.announcer.textContent = `${NAMES[entry.who]}: ${entry.text}`;
     }
     this.follow();
   }
@@ -63,10 +63,9 @@ function element(tag, className, text = "") {
 function makeItem(entry) {
   const item = element("li", `entry ${entry.who}`);
   item.tabIndex = -1;
-  if (entry.who !== "note") item.append(element("span", "name", NAMES[entry.who]));
   const words = element("p", "words");
   words.append(element("span", "heard"), element("span", "mark"), element("span", "unheard"));
-  item.append(words);
+  item.append(element("span", "name", NAMES[entry.who]), words);
   return item;
 }
 

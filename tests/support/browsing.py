@@ -61,7 +61,7 @@ class Visit:
         return self.page.locator(f"#{element_id}")
 
     def entries(self, who: str) -> Locator:
-        """`you`, `server` or `note`."""
+        """`you` or `server`."""
         return self.page.locator(f".entry.{who}")
 
     async def until(self, condition: Callable[[], Any], what: str, timeout_s: float = TIMEOUT_S) -> None:
