@@ -39,6 +39,7 @@ from engine.types import Finish, Hearing, Intake, Pcm, Result, TurnMode, Utteran
 
 EXPIRY_WARNING = 0.9  # of the session's tokens
 LATER_INSTRUCTIONS_TOKENS = 1024  # of instructions in mid-conversation, which need not fit into a head
+PAUSE_BUDGETS = 2  # continuous mode: without audio for so many budgets, an answer that waits for a tick ends
 MIN_ANSWER_TOKENS = 16  # with less room than this a session is over: its answer would end in its first words
 
 
@@ -152,7 +153,10 @@ class Session:
             return self._over(f"No audio for {self.config.idle_limit_s:g} s: open a new session to talk.")
         if self.config.max_age_s is not None and now - self._opened_at > self.config.max_age_s:
             return self._over(f"The session's {self.config.max_age_s:g} s are over: open a new one.")
-        return self._answering.mouth.on_time(now)
+        outputs: list[Output] = []
+        if self._waits_for_audio(now):
+            outputs += [*self._finish_answer("length", now), *self._apply_update()]
+        return [*outputs, *self._answering.mouth.on_time(now)]
 
     # from the voice activity detector, and the voice
 
@@ -327,6 +331,13 @@ class Session:
     def _is_answer_cut_short(self) -> bool:
         """An answer has used up its tick's tokens and waits for more."""
         return self._is_answer_in_the_way and self._work is None
+
+    def _waits_for_audio(self, now: float) -> bool:
+        """Continuous mode: an answer could only go on in a tick with audio, and the client sends none."""
+        is_idle = self._work is None and not self._ticks.is_running and not self._queue.has_audio
+        is_paused = now - self._last_audio_at > PAUSE_BUDGETS * self._family.info.budget_s
+        is_answering = self._answering.current is not None and self._mode is TurnMode.CONTINUOUS
+        return is_answering and is_idle and is_paused
 
     def _is_backlog_held(self, now: float) -> bool:
         return self._mode is TurnMode.MANUAL and self._answering.is_busy(now)

@@ -271,6 +271,22 @@ def test_an_answer_that_only_pauses_goes_on_in_the_next_tick():
     assert len(stage.events("a", ResponseCreated)) == 1
 
 
+def test_an_answer_that_waits_for_audio_which_does_not_come_ends():
+    stage = Stage(NullFamily(max_tokens_per_tick=5))
+    session = stage.open(mode=TurnMode.CONTINUOUS)
+    stage.do(session, session.on_audio(pcm(1.0), stage.now))
+    stage.advance(3.0)
+    assert stage.text() == "echo:" and not stage.events("a", ResponseDone)
+    stage.do(session, session.on_update(instructions="answer in French"))
+    stage.advance(2.0)
+    (done,) = stage.events("a", ResponseDone)
+    assert (done.reason, done.tokens) == ("length", 5)
+    assert stage.events("a", SessionUpdated)
+    stage.do(session, session.on_audio(pcm(1.0), stage.now))  # the session goes on
+    stage.advance(3.0)
+    assert len(stage.events("a", ResponseCreated)) == 2
+
+
 def test_instructions_before_the_first_turn_replace_the_head():
     stage = Stage()
     session = stage.open()
