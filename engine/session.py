@@ -8,48 +8,27 @@ At most one tick is running; audio that comes meanwhile joins the next.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from engine.answering import Answering
 from engine.config import SessionConfig
 from engine.conversation import Conversation
 from engine.errors import EngineFailure, SessionError, SessionOver
-from engine.events import (
-    Error,
-    InputTranscript,
-    ResponseReason,
-    SessionUpdated,
-    SpeechStarted,
-)
+from engine.events import InputTranscript, ResponseReason, SpeechStarted
 from engine.listening import Listening
 from engine.models.family import Family
 from engine.notices import Notices
 from engine.outputs import Cancel, Close, EndGeneration, Output, Submit
-from engine.refusals import (
-    input_empty,
-    instructions_too_long,
-    no_voice,
-    turn_mode_refused,
-    wrong_turn_mode,
-)
+from engine.refusals import input_empty, wrong_turn_mode
 from engine.tally import Tally
 from engine.ticks import Ticks
 from engine.turn_taking import SpeechGate
 from engine.types import Finish, Hearing, Intake, Pcm, Result, TurnMode, Utterance, Work
+from engine.updating import Update, refusal
 
 EXPIRY_WARNING = 0.9  # of the session's tokens
-LATER_INSTRUCTIONS_TOKENS = 1024  # of instructions in mid-conversation, which need not fit into a head
 PAUSE_BUDGETS = 2  # continuous mode: without audio for so many budgets, an answer that waits for a tick ends
 MIN_ANSWER_TOKENS = 16  # with less room than this a session is over: its answer would end in its first words
-
-
-@dataclass(frozen=True, slots=True)
-class _Update:
-    """What the client asked for, until nothing runs."""
-
-    mode: TurnMode
-    instructions: str
-    is_aloud: bool
 
 
 class Session:
@@ -77,7 +56,7 @@ class Session:
         self._is_answer_due = False
         self._is_turn_heard = False  # the hearing that runs ends a turn
         self._num_unwanted = 0  # turns that have ended, and whose answers were cancelled before they began
-        self._update: _Update | None = None  # waits for the end of the turn
+        self._update: Update | None = None  # waits for the end of the turn
         self._opened_at = now
         self._last_audio_at = now
         self._is_over = False
@@ -129,22 +108,14 @@ class Session:
         is_aloud: bool | None = None,
     ) -> list[Output]:
         """Takes effect at once where nothing runs, else when the turn is over; voice from the next answer."""
-        if mode is not None and mode not in self._family.info.turn_modes:
-            return [turn_mode_refused(self._family, mode)]
-        if instructions is not None and (refusal := self._too_long(instructions)) is not None:
-            return [refusal]
-        if is_aloud and self.config.voice_rate is None:
-            return [no_voice()]
+        has_spoken = self._conversation.has_spoken
+        error = refusal(self._family, self.config, mode, instructions, is_aloud, has_spoken=has_spoken)
+        if error is not None:
+            return [error]
         if max_tokens is not None:
             self._max_tokens = min(max_tokens, self.config.max_tokens_ceiling)
-        old = self._update or _Update(
-            self._mode, self._conversation.instructions, self._answering.mouth.is_on
-        )
-        self._update = _Update(
-            mode or old.mode,
-            old.instructions if instructions is None else instructions,
-            old.is_aloud if is_aloud is None else is_aloud,
-        )
+        old = Update(self._mode, self._conversation.instructions, self._answering.mouth.is_on)
+        self._update = (self._update or old).changed(mode, instructions, is_aloud)
         return self._apply_update()
 
     def on_time(self, now: float) -> list[Output]:
@@ -400,33 +371,12 @@ class Session:
             outputs += self._listening.reset()
             self._ear = self._family.new_ear()  # what it heard of a turn is forgotten too
             self._audio_due = None
-        outputs.append(
-            SessionUpdated(
-                turn=mode,
-                instructions=instructions,
-                max_tokens=self._max_tokens,
-                voice=update.is_aloud,
-                voice_sample_rate=self.config.voice_rate,
-            )
-        )
+        outputs.append(update.event(self._max_tokens, self.config.voice_rate))
         old_generation = self._conversation.generation
         if instructions != self._conversation.instructions and self._conversation.instruct(instructions):
             self.kv_tokens = 0
             outputs += [EndGeneration(old_generation), *self._submit(self._conversation.open())]
         return outputs
-
-    def _too_long(self, instructions: str) -> Error | None:
-        """The error for instructions that would make a head longer than the engine keeps.
-
-        Later ones are a message like any other, but a session without a length could take in any number.
-        """
-        cap = self.config.max_head_tokens
-        if cap is None:
-            return None
-        family, has_spoken = self._family, self._conversation.has_spoken
-        num_tokens = len(family.instruct(instructions) if has_spoken else family.head(instructions))
-        cap = max(cap, LATER_INSTRUCTIONS_TOKENS) if has_spoken else cap
-        return instructions_too_long(num_tokens, cap) if num_tokens > cap else None
 
     def _check_length(self, now: float) -> list[Output]:
         limit = self.config.max_session_tokens
