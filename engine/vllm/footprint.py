@@ -6,6 +6,8 @@ import logging
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+from vllm.model_executor.layers.linear import LinearBase
 from vllm.v1.engine.core import EngineCore
 
 from engine.engine import EngineError
@@ -13,6 +15,7 @@ from engine.vllm.sink_window.spec import blocks_per_session
 
 logger = logging.getLogger(__name__)
 
+_SOME = torch.empty(1)  # of a layer without a tensor called weight (quantised)
 _ADVICE = (
     "give the KV cache more memory (--engine-kv-cache-gib), lower --engine-window-tokens, "
     "--engine-max-sink-tokens or --engine-max-chunk-tokens, or halve it with --engine-kv-dtype fp8"
@@ -46,7 +49,7 @@ class Footprint:
         )
         embedding = config.model_config.get_inputs_embeds_size() * config.model_config.dtype.itemsize
         return cls(
-            weights=sum(p.numel() * p.element_size() for p in model.parameters()),
+            weights=_weights(model, config.model_config.dtype.itemsize),
             session_kv=blocks * pool // num_blocks,
             session_tokens=blocks * scheduler.block_size,
             pool=pool,
@@ -79,6 +82,14 @@ class Footprint:
                 f"{size(self.session_kv)} ({self.session_tokens:,} tokens) beside {size(self.weights)} of "
                 f"weights: {_ADVICE}"
             )
+
+
+def _weights(model: torch.nn.Module, dtype_bytes: int) -> int:
+    """On a CPU vLLM packs linear layers' weights for its kernels and leaves empty tensors in their place."""
+    held = sum(p.numel() * p.element_size() for p in model.parameters())
+    linear = (module for module in model.modules() if isinstance(module, LinearBase))
+    packed = (m.input_size * m.output_size for m in linear if not getattr(m, "weight", _SOME).numel())
+    return held + dtype_bytes * sum(packed)
 
 
 def report(core: EngineCore) -> None:

@@ -393,6 +393,7 @@ MENTIONS: dict[str, list[str]] = {
         "req_idx=input_batch.idx_mapping_np"
     ],
     # the KV caches and the angles of keys that compaction moves
+    "vllm.model_executor.layers.linear:LinearBase.__init__": ["self.input_size", "self.output_size"],
     "vllm.model_executor.layers.rotary_embedding.base:RotaryEmbeddingBase.__init__": [
         "self.head_size",
         "self.rotary_dim",
