@@ -69,8 +69,8 @@ class EngineSettings(Group):
         default=512,
         ge=0,
         le=65_536,
-        description="Freed tokens at which a session's positions are moved back; 0: never, it ends at the "
-        "model's trained length",
+        description="Freed tokens (64 or more) at which a session's positions are moved back; 0: never, it "
+        "ends at the model's trained length",
     )
     weights: Literal["checkpoint", "fp8"] = Field(
         default="checkpoint", description="Precision of the weights; fp8 quantises them while loading (GPU)"

@@ -15,6 +15,7 @@ _WORKERS = {
 }
 _ENCODER_CACHE = "engine.vllm.compaction.encoder_cache.PromptEncoderCacheManager"
 MAX_GRAPH_TOKENS = 2048
+MIN_SLACK_TOKENS = 64
 _DTYPES = ("bfloat16", "float16", "float32")
 
 
@@ -64,6 +65,11 @@ class VllmSettings:
             raise ValueError(f"gpu_memory_utilization={self.gpu_memory_utilization}: must be in (0, 1]")
         if self.block_size_tokens is not None and self.block_size_tokens % 16:
             raise ValueError(f"block_size_tokens={self.block_size_tokens}: must be a multiple of 16")
+        if 0 < self.compaction_slack_tokens < MIN_SLACK_TOKENS:
+            raise ValueError(
+                f"compaction_slack_tokens={self.compaction_slack_tokens}: must be 0 (never) or at least "
+                f"{MIN_SLACK_TOKENS}: an item of audio has to fit into it"
+            )
         if self.kv not in ("windowed", "unbounded"):
             raise ValueError(f"kv={self.kv!r}: must be 'windowed' or 'unbounded'")
         if self.dtype not in (None, *_DTYPES):

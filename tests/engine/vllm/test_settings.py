@@ -33,6 +33,7 @@ RECIPE = EngineRecipe(model_dir=Path("/model"), max_session_tokens=2048)
         (dict(window_tokens=0), "window_tokens=0: must be from 1"),
         (dict(max_sink_tokens=-1), "max_sink_tokens=-1: must be from 0"),
         (dict(max_chunk_tokens=15), "max_chunk_tokens=15: must be from 16"),
+        (dict(compaction_slack_tokens=63), r"compaction_slack_tokens=63: must be 0 \(never\) or at least 64"),
     ],
 )
 def test_an_error_names_the_option_and_its_range(options, message):
