@@ -26,20 +26,27 @@ def test_several_processes_are_refused(tmp_path: Path, monkeypatch: pytest.Monke
         check(settings(tmp_path))
 
 
+def free_port() -> str:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return str(server.getsockname()[1])
+
+
 def test_a_second_server_on_the_port_is_refused_before_it_loads_anything(tmp_path: Path):
-    options = settings(tmp_path, port="8123")
+    port, other_port = free_port(), free_port()
+    options = settings(tmp_path, port=port)
     holder = (
-        "from app.preflight import only_one; from app.options import load; from app.settings import resolve\n"
-        "with only_one(resolve(load({('port',): '8123'}))): print('held', flush=True); input()\n"
+        "import sys; from app.preflight import only_one; from app.options import load; "
+        "from app.settings import resolve\n"
+        "with only_one(resolve(load({('port',): sys.argv[1]}))): print('held', flush=True); input()\n"
     )
     with subprocess.Popen(
-        [sys.executable, "-c", holder], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", holder, port], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
         assert process.stdout is not None and process.stdout.readline() == "held\n"
-        with pytest.raises(StartError, match=r"holds 127\.0\.0\.1:8123"), only_one(options):
+        with pytest.raises(StartError, match=rf"holds 127\.0\.0\.1:{port}"), only_one(options):
             pass
         any_port = settings(tmp_path, port="0")
-        with only_one(settings(tmp_path, port="8124")), only_one(any_port), only_one(any_port):
+        with only_one(settings(tmp_path, port=other_port)), only_one(any_port), only_one(any_port):
             pass
         process.kill()
     with only_one(options):  # the dead hold nothing
