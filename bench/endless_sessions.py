@@ -83,22 +83,15 @@ class Stock(_Sessions):
     """vLLM's EngineCore and scheduler as they come, fed with the same resumable requests."""
 
     def __init__(self, recipe: EngineRecipe, settings: VllmSettings, num_head_tokens: int) -> None:
-        from vllm.engine.arg_utils import EngineArgs
-        from vllm.usage.usage_lib import UsageContext
-        from vllm.v1.core.sched.async_scheduler import AsyncScheduler
-        from vllm.v1.core.sched.scheduler import Scheduler
-        from vllm.v1.engine.core import EngineCore
-        from vllm.v1.executor import Executor
-
-        from engine.vllm.loading import register_models
+        from engine.vllm.loading import config_of, core_of, register_models
         from engine.vllm.requests import RequestBuilder
 
         super().__init__(num_head_tokens)
         register_models(recipe.model_dir)
-        arguments = engine_arguments(recipe, settings, AsyncScheduler if settings.is_async else Scheduler)
+        arguments = engine_arguments(recipe, settings, None)  # None: vLLM's own
         arguments.pop("ec_manager_config", None)
-        config = EngineArgs(**arguments).create_engine_config(UsageContext.ENGINE_CONTEXT)
-        self._core = EngineCore(config, Executor.get_class(config), log_stats=False)
+        config = config_of(arguments)
+        self._core = core_of(config)
         self._builder = RequestBuilder(config, recipe.modality)
         self._scheduler: Any = self._core.scheduler
         self.max_model_len = self._scheduler.max_model_len

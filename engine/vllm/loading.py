@@ -10,6 +10,7 @@ import json
 import logging
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 import vllm
@@ -61,11 +62,11 @@ def load(recipe: EngineRecipe, settings: VllmSettings) -> EngineCore:
 def _build(recipe: EngineRecipe, settings: VllmSettings) -> EngineCore:
     scheduler_cls = AsyncParkingScheduler if settings.is_async else ParkingScheduler
     arguments = engine_arguments(recipe, settings, scheduler_cls)
-    config = EngineArgs(**arguments).create_engine_config(UsageContext.ENGINE_CONTEXT)
+    config = config_of(arguments)
     starting.check(config)
     _check_pool(config, recipe, settings)
     try:
-        core = _Core(config, Executor.get_class(config), log_stats=False)
+        core = core_of(config)
     except ValueError as error:
         if (refusal := footprint.explained(error)) is not None:
             raise refusal from error
@@ -75,6 +76,16 @@ def _build(recipe: EngineRecipe, settings: VllmSettings) -> EngineCore:
     starting.report(config, core.scheduler.kv_cache_config)  # pyright: ignore[reportAttributeAccessIssue]
     footprint.report(core)
     return core
+
+
+def config_of(arguments: dict[str, Any]) -> VllmConfig:
+    """vLLM's configuration from EngineArgs' keyword arguments."""
+    return EngineArgs(**arguments).create_engine_config(UsageContext.ENGINE_CONTEXT)
+
+
+def core_of(config: VllmConfig) -> EngineCore:
+    """Load the model and start vLLM's core on this thread, without any check of ours."""
+    return _Core(config, Executor.get_class(config), log_stats=False)
 
 
 def _why_not_compacted(core: EngineCore, recipe: EngineRecipe, settings: VllmSettings) -> str | None:

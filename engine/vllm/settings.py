@@ -128,7 +128,9 @@ def _compacted_len(settings: VllmSettings) -> int:
     return -(-needed // block_size) * block_size
 
 
-def engine_arguments(recipe: EngineRecipe, settings: VllmSettings, scheduler_cls: type) -> dict[str, Any]:
+def engine_arguments(
+    recipe: EngineRecipe, settings: VllmSettings, scheduler_cls: type | None
+) -> dict[str, Any]:
     """Keyword arguments for vLLM's EngineArgs; the recipe's overrides win."""
     eager = settings.eager if settings.eager is not None else settings.device == "cpu"
     arguments: dict[str, Any] = {
