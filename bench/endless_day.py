@@ -74,16 +74,6 @@ PLANS = {
     ),
     "qwen7b": Plan("qwen7b", "cuda", 2.0, 16, 50, 1, dict(window_tokens=1024, max_batch_tokens=2048)),
 }
-QWEN2_5_7B: dict[str, Any] = dict(
-    hidden_size=3584,
-    num_hidden_layers=28,
-    num_attention_heads=28,
-    num_key_value_heads=4,
-    intermediate_size=18_944,
-    vocab_size=152_064,
-    max_position_embeddings=32_768,
-    rope_theta=1_000_000.0,
-)
 NUM_SMOLLM2_LAYERS = 4
 HEAD = 30
 
@@ -98,6 +88,8 @@ def recipe_of(plan: Plan, directory: Path) -> EngineRecipe:
     if plan.model == "smollm2":
         return EngineRecipe(first_layers(directory), 8192, overrides=overrides)
     from transformers import Qwen2Config
+
+    from bench.windowed_engine_gpu import QWEN2_5_7B
 
     config = Qwen2Config(**QWEN2_5_7B, architectures=["Qwen2ForCausalLM"], dtype="bfloat16")
     config.save_pretrained(directory)

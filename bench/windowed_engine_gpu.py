@@ -45,7 +45,7 @@ class Plan:
     kv_cache_bytes: int | None
 
 
-QWEN2_5_7B = dict(
+QWEN2_5_7B: dict[str, Any] = dict(
     hidden_size=3584,
     num_hidden_layers=28,
     num_attention_heads=28,

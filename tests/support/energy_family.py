@@ -12,6 +12,7 @@ import numpy as np
 
 from engine.models.family import EngineRecipe, Family, FamilyInfo
 from engine.types import SAMPLE_RATE, Hearing, Intake, Pcm, Sampling, TurnMode
+from tests.support.ultravox_family import Words
 
 BOS, STOP, OPEN, CLOSE, CLOSE_ANSWER, INSTRUCT = 1, 2, 3, 4, 5, 6
 FIRST_LEVEL, NUM_LEVELS = 16, 64
@@ -21,14 +22,6 @@ TOKEN_SAMPLES = SAMPLE_RATE * 160 // 1000
 @dataclass(slots=True)
 class EnergyEar:
     rest: Pcm = field(default_factory=lambda: np.zeros(0, np.float32))  # less than one token's audio
-
-
-class Words:
-    def push(self, token_ids: Sequence[int]) -> str:
-        return "".join(f"w{token} " for token in token_ids)
-
-    def flush(self) -> str:
-        return ""
 
 
 class EnergyFamily(Family):

@@ -28,7 +28,7 @@ class _Ear:
     rest: Pcm = field(default_factory=lambda: np.zeros(0, np.float32))  # less than one token's audio
 
 
-class _Words:
+class Words:
     def push(self, token_ids: Sequence[int]) -> str:
         return "".join(f"w{token} " for token in token_ids)
 
@@ -86,7 +86,7 @@ class TinyUltravox(Family):
         return Sampling(stop_token_ids=(STOP,))
 
     def detokenizer(self) -> Detokenizer:
-        return _Words()
+        return Words()
 
     def new_ear(self) -> _Ear:
         return _Ear()
