@@ -19,6 +19,7 @@ from app.wire import (
 )
 from engine.errors import NotUnderstood, SessionError, TooBig
 from engine.events import Error, Pong
+from engine.faults import fault
 from engine.outputs import Close
 from engine.session import Session
 
@@ -28,7 +29,7 @@ MAX_UNKNOWN_MESSAGES = 20  # then the client is not one of ours
 class Inbox:
     """Takes messages in the order in which they came, at once; a wrong one is answered through the outbox.
 
-    Belongs to the event loop. Neither method raises for anything a client can send.
+    Belongs to the event loop. Neither method raises, for nothing a client can send and by no fault of ours.
     """
 
     def __init__(self, session: Session, outbox: Outbox, service: Service) -> None:
@@ -50,6 +51,8 @@ class Inbox:
                 self._conductor.carry_out(self._session, outputs)
         except SessionError as error:
             self._outbox.put(Close(error))
+        except Exception:
+            self._outbox.put(fault(self._session))
 
     def on_text(self, text: str) -> None:
         """A text message: JSON with a `type`."""
@@ -66,6 +69,8 @@ class Inbox:
                 self._outbox.put(Close(NotUnderstood(f"{self._num_unknown} messages were not understood.")))
         except SessionError as error:
             self._outbox.put(Close(error))
+        except Exception:
+            self._outbox.put(fault(self._session))
 
     def _count(self, size: int, now: float) -> None:
         self._rate.count(now)

@@ -155,6 +155,7 @@ class Figures(Collector):
             "input_backlog_max_seconds", "Audio that waits in the worst session", max(backlogs, default=0.0)
         )
         yield _counter("tokens", "Tokens decoded", tally.tokens)
+        yield _counter("session_faults", "Sessions ended by a fault of the server's own code", tally.faults)
 
     def _voice(self) -> Iterator[Metric]:
         synthesizer, tally = self._service.conductor.synthesizer, self._service.conductor.tally()

@@ -21,6 +21,7 @@ from engine.audio.speech import SpeechDetector
 from engine.engine import Engine, EngineError
 from engine.errors import EngineFailure, Leaving, SessionError
 from engine.events import Warning
+from engine.faults import P, contained
 from engine.models.family import Family
 from engine.outputs import Cancel, Close, EndGeneration, Hush, Output, Speak, Submit, ToClient
 from engine.scheduler import TickSample, TickScheduler
@@ -140,7 +141,7 @@ class Conductor:
     def open(self, session: Session, deliver: Deliver) -> None:
         self.scheduler.add(session)
         self._deliver[session.id] = deliver
-        self.carry_out(session, session.open())
+        self.carry_out(session, contained(session, session.open))
 
     def carry_out(self, session: Session, outputs: Sequence[Output]) -> None:
         """Do what a session's method returned, and see whether the session has become due."""
@@ -191,7 +192,7 @@ class Conductor:
         verdicts = await self.loop.run_in_executor(self._vad_pool, self._detector.detect, items)
         now = time.monotonic()
         for (session, audio), probabilities in zip(waiting, verdicts, strict=True):
-            self._carry_out(session, session.on_speech(audio, probabilities.tolist(), now))
+            self._tell(session, session.on_speech, audio, probabilities.tolist(), now)
         self._after_events()
 
     async def _keep_house(self) -> None:
@@ -201,7 +202,7 @@ class Conductor:
 
     def _watch_the_time(self, now: float) -> None:
         for session in self.scheduler:
-            self._carry_out(session, session.on_time(now))
+            self._tell(session, session.on_time, now)
         self._after_events()
 
     # hearing
@@ -232,14 +233,14 @@ class Conductor:
         now = time.monotonic()
         for hearing, intake in zip(batch, intakes, strict=True):
             if (session := self.scheduler.get(hearing.session_id)) is not None:
-                self._carry_out(session, session.on_heard(intake, hearing.is_final, now))
+                self._tell(session, session.on_heard, intake, hearing.is_final, now)
         self._after_events()
 
     # the voice
 
     def _on_spoken(self, utterance: Utterance, pcm: bytes | None) -> None:
         if (session := self.scheduler.get(utterance.session_id)) is not None:
-            self._carry_out(session, session.on_spoken(utterance, pcm, time.monotonic()))
+            self._tell(session, session.on_spoken, utterance, pcm, time.monotonic())
             self._after_events()
 
     # the engine
@@ -265,7 +266,7 @@ class Conductor:
             if session is None or session.generation != result.generation:
                 self.num_stale_results += 1
                 continue
-            self._carry_out(session, session.on_result(result, now))
+            self._tell(session, session.on_result, result, now)
         self._after_events()
 
     def _on_failure(self, engine: Engine, error: EngineError) -> None:
@@ -299,6 +300,11 @@ class Conductor:
             self._failed.set()
 
     # outputs
+
+    def _tell(
+        self, session: Session, method: Callable[P, Sequence[Output]], *args: P.args, **kwargs: P.kwargs
+    ) -> None:
+        self._carry_out(session, contained(session, method, *args, **kwargs))
 
     def _carry_out(self, session: Session, outputs: Sequence[Output]) -> None:
         deliver = self._deliver.get(session.id)

@@ -8,7 +8,8 @@
     +-- SessionOver        1000  its time, its length or its silence reached the limit
     +-- Unavailable        1013  no room, retry later (code says why: at_capacity, starting)
     |   +-- Leaving        1001  the server drains
-    +-- EngineFailure      1011  our fault
+    +-- EngineFailure      1011  the engine's fault
+    +-- SessionFault       1011  a fault of the server's own code in this session
 
 `Unavailable` and `EngineFailure` may carry `retry_after_ms`: the client may try again.
 """
@@ -70,3 +71,10 @@ class Leaving(Unavailable):
 
 class EngineFailure(SessionError):
     code, status, close_code = "engine_failed", 500, 1011
+
+
+class SessionFault(SessionError):
+    code, status, close_code = "session_failed", 500, 1011
+
+    def __init__(self) -> None:
+        super().__init__("The session failed by a fault of the server: open a new one.")

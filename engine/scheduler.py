@@ -6,9 +6,10 @@ Holds the sessions and their slots. `step(now)` is called when a slot comes due 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from engine.faults import contained
 from engine.outputs import Output
 from engine.session import Session
 from engine.slots import SlotTable
@@ -28,7 +29,7 @@ class TickSample:
 @dataclass(slots=True)
 class Step:
     samples: list[TickSample] = field(default_factory=list)
-    outputs: list[tuple[Session, list[Output]]] = field(default_factory=list)
+    outputs: list[tuple[Session, Sequence[Output]]] = field(default_factory=list)
 
 
 class TickScheduler:
@@ -67,15 +68,21 @@ class TickScheduler:
             num_misses = 0
             for session in (self._sessions[i] for i in session_ids):
                 misses_before = session.num_misses
-                session.come_due(due)
-                num_misses += session.num_misses - misses_before
-                if (lateness := session.take_sample(now)) is not None:
-                    latenesses.append(lateness)
-                if outputs := session.go_on(now):
+                if outputs := contained(session, self._come_due, session, due, now, latenesses):
                     step.outputs.append((session, outputs))
-                self.note(session)
+                num_misses += session.num_misses - misses_before
             step.samples.append(TickSample(due, tuple(latenesses), len(session_ids), num_misses))
         return step
+
+    def _come_due(
+        self, session: Session, due: float, now: float, latenesses: list[float]
+    ) -> Sequence[Output]:
+        session.come_due(due)
+        if (lateness := session.take_sample(now)) is not None:
+            latenesses.append(lateness)
+        outputs = session.go_on(now)
+        self.note(session)
+        return outputs
 
     def note(self, session: Session) -> None:
         """Something happened to the session: it may have become due, or ceased to be."""

@@ -19,8 +19,11 @@ const WORDS = {
   starting: ["The server is starting", "It loads its model first. This takes a few seconds."],
   draining: ["The server is shutting down", "It takes no new conversations. Another one usually takes its place."],
   engine_failed: ["The model stopped", "The server is starting it anew. What was said so far is lost."],
+  session_failed: ["The conversation broke off", "The server made a mistake. What was said so far is lost."],
   slow_reader: ["The connection is too slow", "The server's answers could not be delivered in time."],
 };
+
+const LOST = ["engine_failed", "session_failed", "slow_reader"];
 
 const OVER = {
   session_over: "The conversation is over",
@@ -41,7 +44,7 @@ export function endingOf({ closed, error, attempt, isOnline = true, random = Mat
   if (code === "unauthorized") return { kind: "key", title: "A key is needed", text: error.message, retryMs: null };
   if (code in WORDS) {
     const [title, text] = WORDS[code];
-    const kind = code === "engine_failed" || code === "slow_reader" ? "lost" : "refused";
+    const kind = LOST.includes(code) ? "lost" : "refused";
     return { kind, title, text, retryMs: wait(error.retry_after_ms ?? backoffMs(attempt, random)) };
   }
   if (error && (code in OVER || closed.code !== 1006)) {

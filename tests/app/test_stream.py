@@ -61,6 +61,22 @@ async def test_audio_at_48_khz_in_odd_pieces_is_the_same_audio():
         assert client.text() == "echo: heard 1000 ms"
 
 
+@pytest.mark.parametrize("broken", ["on_audio", "on_commit"])
+async def test_a_fault_in_one_session_ends_it_and_no_other(broken: str, monkeypatch: pytest.MonkeyPatch):
+    async with serving() as server, server.client(turn="manual") as good:
+        await good.next()
+        async with server.client(turn="manual") as bad:
+            created = await bad.next()
+            session = server.service.conductor.scheduler.get(created["id"])
+            monkeypatch.setattr(session, broken, lambda *args: 1 // 0)
+            await bad.audio(pcm(0.1))
+            await bad.say(type="input.commit")
+            assert (await bad.closed())[0] == 1011
+            assert bad.events[-1]["code"] == "session_failed"
+        assert await turn(good) == "echo: heard 1000 ms"
+        assert server.service.conductor.tally().faults == 1
+
+
 async def test_one_too_many_is_refused_at_once_and_the_others_go_on():
     async with (
         serving(max_sessions=2) as server,

@@ -45,6 +45,7 @@ ENDINGS = """
         ({"closed": {"code": 1013}, "error": {"code": "starting", "retry_after_ms": 700}}, "refused", 700),
         ({"closed": {"code": 1001}, "error": {"code": "draining"}}, "refused", 500),
         ({"closed": {"code": 1011}, "error": {"code": "engine_failed"}}, "lost", 500),
+        ({"closed": {"code": 1011}, "error": {"code": "session_failed"}}, "lost", 500),
         ({"closed": {"code": 1006}, "error": None}, "lost", 500),
         ({"closed": {"code": 1006}, "error": None, "isOnline": False}, "lost", 500),
         ({"closed": {"code": 1006}, "error": None, "attempt": 3}, "lost", 4000),

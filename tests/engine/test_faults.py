@@ -1,0 +1,59 @@
+"""An exception in one session's code: that session ends with an error, the beats and the others go on."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, cast
+
+import pytest
+
+from engine.conductor import Conductor
+from engine.events import ResponseDone
+from engine.models.null import NullFamily
+from engine.null import NullEngine
+from engine.outputs import Close, ToClient
+from engine.scheduler import TickScheduler
+from engine.session import Session
+from tests.support.serving import TIMEOUT_S
+from tests.support.stage import CONFIG, pcm
+
+
+@pytest.mark.parametrize(
+    "method", ["open", "come_due", "take_sample", "go_on", "on_heard", "on_result", "on_time"]
+)
+async def test_a_session_whose_code_raises_ends_alone(method: str, monkeypatch: pytest.MonkeyPatch):
+    family = NullFamily()
+    scheduler = TickScheduler(family.info.budget_s, num_slots=4, max_batch=8)
+    conductor = Conductor(family, NullEngine, scheduler, cast(Any, None), lambda sample, now: None)
+    said: dict[str, list[ToClient]] = {"bad": [], "good": []}
+
+    def breaks(*args: object) -> None:
+        raise ZeroDivisionError(method)
+
+    await conductor.start()
+    beat = asyncio.create_task(conductor.run())
+    try:
+        now = asyncio.get_running_loop().time()
+        sessions = {name: Session(name, family, CONFIG, now) for name in said}
+        monkeypatch.setattr(sessions["bad"], method, breaks)
+        for name, session in sessions.items():
+            conductor.open(session, said[name].append)
+        async with asyncio.timeout(TIMEOUT_S):
+            for session in sessions.values():
+                session.on_audio(pcm(1.0), now)
+                conductor.carry_out(session, session.on_commit(now))
+            while not (
+                any(isinstance(event, Close) for event in said["bad"])
+                and any(isinstance(event, ResponseDone) for event in said["good"])
+            ):
+                await asyncio.sleep(0.01)
+        (end,) = [event for event in said["bad"] if isinstance(event, Close)]
+        assert (end.error.code, end.error.close_code) == ("session_failed", 1011)
+        assert not beat.done()
+        assert [session.id for session in scheduler] == ["good"]
+        assert not any(isinstance(event, Close) for event in said["good"])
+        assert conductor.tally().faults == 1
+    finally:
+        beat.cancel()
+        await asyncio.gather(beat, return_exceptions=True)
+        await conductor.close()
