@@ -7,7 +7,7 @@ tokens back into text. It does no scheduling and no I/O after `load`.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -31,6 +31,20 @@ class FamilyInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class ItemLayout:
+    """What each item of a family's features is like. The engine proves it at its start by encoding some, and
+    refuses items that are not so.
+
+    A dimension None is the item's length in frames, the same in all its tensors.
+    """
+
+    tensors: Mapping[str, tuple[str, tuple[int | None, ...]]]  # name -> dtype ("float32"), shape
+    frames: tuple[int, int]  # of the shortest item and of the longest
+    num_tokens: Callable[[int], int]  # embeddings that the encoder makes of so many frames
+    values: Mapping[str, Callable[[int], int]]  # tensors of one number, which follows from the frames
+
+
+@dataclass(frozen=True, slots=True)
 class EngineRecipe:
     """What an engine needs to load the family's model."""
 
@@ -38,6 +52,7 @@ class EngineRecipe:
     max_session_tokens: int  # the length the model was trained for
     dtype: str = "bfloat16"
     modality: str | None = None  # "audio" where works carry features
+    layout: ItemLayout | None = None  # of these features
     load_format: str = "auto"
     overrides: dict[str, Any] = field(default_factory=dict)  # further engine arguments by name
 

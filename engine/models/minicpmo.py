@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from engine.models.family import Detokenizer, EngineRecipe, Family, FamilyInfo
+from engine.models.family import Detokenizer, EngineRecipe, Family, FamilyInfo, ItemLayout
 from engine.models.published import read_config
 from engine.models.qwen_tokenizer import load_tokenizer
 from engine.models.text import TextCodec
@@ -73,6 +73,7 @@ class MiniCPMO(Family):
 
     name: ClassVar[str]
     unit_tokens: ClassVar[int]  # of a second of audio
+    unit_frames: ClassVar[int]  # of the spectrogram, margins counted
     max_tokens_per_tick: ClassVar[int]
     answer_opening: ClassVar[tuple[str, ...]]  # between "assistant\n" and the answer
     default_instructions: ClassVar[str]
@@ -112,6 +113,16 @@ class MiniCPMO(Family):
             max_session_tokens=int(self._config.get("max_position_embeddings", 32_768)),
             dtype=str(dtype),
             modality="audio",
+            layout=ItemLayout(
+                tensors={
+                    "audio_features": ("float32", (1, 80, None)),
+                    "audio_is_first": ("bool", (1,)),
+                    "audio_position": ("int64", (1,)),
+                },
+                frames=(self.unit_frames, self.unit_frames),
+                num_tokens=lambda num_frames: self.unit_tokens,
+                values={},
+            ),
             overrides={"skip_tokenizer_init": True},  # vLLM needs none, and the checkpoint's is remote code
         )
 
@@ -237,6 +248,7 @@ class MiniCPMO26(MiniCPMO):
 
     name = "minicpm-o-2.6"
     unit_tokens = 25
+    unit_frames = 100
     max_tokens_per_tick = 20
     answer_opening = ("<|spk_bos|>", "<|spk|>", "<|spk_eos|>", "<|tts_bos|>")
     default_instructions = (  # the model's `get_sys_prompt`
@@ -271,6 +283,7 @@ class MiniCPMO45(MiniCPMO):
 
     name = "minicpm-o-4.5"
     unit_tokens = 10
+    unit_frames = 104
     max_tokens_per_tick = 19
     answer_opening = ("<think>\n\n</think>\n\n", "<|tts_bos|>")
     default_instructions = (  # the model's `get_sys_prompt`

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from engine.models.family import Detokenizer, EngineRecipe, Family, FamilyInfo
+from engine.models.family import Detokenizer, EngineRecipe, Family, FamilyInfo, ItemLayout
 from engine.models.published import read_config
 from engine.models.qwen_tokenizer import load_tokenizer
 from engine.models.text import TextCodec
@@ -105,6 +105,16 @@ class QwenOmni(Family):
             max_session_tokens=int(self._text.get("max_position_embeddings", 32_768)),
             dtype=self._dtype,
             modality="audio",
+            layout=ItemLayout(
+                tensors={
+                    "input_audio_features": ("float32", (128, None)),
+                    "feature_attention_mask": ("int32", (1, None)),
+                    "audio_feature_lengths": ("int64", (1,)),
+                },
+                frames=(3, BLOCK_SAMPLES // 160),
+                num_tokens=self.num_tokens,
+                values={"audio_feature_lengths": lambda num_frames: num_frames},
+            ),
             overrides={"hf_overrides": plain_rope},
         )
 

@@ -15,6 +15,7 @@ from vllm.v1.engine.core import EngineCore
 from vllm.v1.request import Request
 
 from engine.engine import EngineLimits, EngineStats
+from engine.models.family import ItemLayout
 from engine.types import Finish, Result, Work
 from engine.vllm.checks import Bounds, unfit
 from engine.vllm.compaction.options import CompactionOptions
@@ -62,14 +63,15 @@ class SessionCore:
     until `take_results`. A session whose work is refused is gone; others never notice.
     """
 
-    def __init__(self, core: EngineCore, modality: str | None) -> None:
-        """`core` is fresh and has a `ParkingScheduler`; `modality` is that of works with features."""
+    def __init__(self, core: EngineCore, modality: str | None, layout: ItemLayout | None = None) -> None:
+        """`core` is fresh and has a `ParkingScheduler`; `modality` is that of works with features, `layout`
+        what these must be like."""
         self._core = core
         scheduler, config = core.scheduler, core.vllm_config
         assert isinstance(scheduler, ParkingScheduler)
         self._scheduler = scheduler
         self._pool = scheduler.kv_cache_manager.block_pool
-        self._builder = RequestBuilder(config, modality)
+        self._builder = RequestBuilder(config, modality, layout)
         block_size = scheduler.block_size
         window, compaction = SinkWindowOptions.of(config), CompactionOptions.of(config)
         self._max_turn_tokens = None if compaction is None else compaction.slack_tokens

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from engine.engine import EngineError, EngineLimits, EngineStats, OnFailure, OnResults
-from engine.models.family import EngineRecipe
+from engine.models.family import EngineRecipe, ItemLayout
 from engine.types import Finish, Work
 from engine.vllm.environment import prepare_process, repair_torch_companions
 from engine.vllm.inbox import Inbox, Letter
@@ -122,9 +122,14 @@ class VllmEngine:
                 from engine.vllm.core import SessionCore  # here: these import vLLM
                 from engine.vllm.loading import load
 
-            core = SessionCore(load(self._recipe, self._settings), self._recipe.modality)
+            recipe = self._recipe
+            if recipe.modality is not None and recipe.layout is None:
+                raise EngineError(f"the family does not say what its {recipe.modality} features are like")
+            core = SessionCore(load(recipe, self._settings), recipe.modality, recipe.layout)
             self._limits = core.limits
             _warm_up(core)
+            if recipe.layout is not None:
+                _prove(core, recipe.layout)
         except Exception as error:
             self._start_error = (
                 error if isinstance(error, EngineError) else _engine_error("the engine did not start", error)
@@ -182,6 +187,28 @@ def _warm_up(core: SessionCore) -> None:
     if finish != [Finish.LENGTH]:
         raise EngineError(f"the engine's warm-up ended with {finish} instead of an answer")
     core.end("warm-up", 0)
+    while core.has_work():
+        core.step()
+
+
+def _prove(core: SessionCore, layout: ItemLayout) -> None:
+    """Encode items as the family says they are: else its first caller would find out that they are not."""
+    from engine.vllm.layout import LayoutCheck
+
+    check = LayoutCheck(layout)
+    for num_frames in check.lengths:
+        item, name = check.example(num_frames), f"layout-{num_frames}"
+        try:
+            core.submit(Work(name, 0, 0, (0,) * item.num_tokens, (item,)))
+            while core.has_work():
+                core.step()
+            (result,) = core.take_results()
+        except Exception as error:
+            what = f"the encoder does not make {item.num_tokens} tokens of {num_frames} frames"
+            raise _engine_error(what, error) from None
+        if result.finish is not Finish.FED:
+            raise EngineError(f"an item of {num_frames} frames is refused: {result.error}")
+        core.end(name, 0)
     while core.has_work():
         core.step()
 

@@ -14,7 +14,9 @@ from vllm.multimodal.inputs import MultiModalFeatureSpec, MultiModalKwargsItems,
 from vllm.sampling_params import SamplingParams
 from vllm.v1.engine import EngineCoreRequest
 
+from engine.models.family import ItemLayout
 from engine.types import Features, Work
+from engine.vllm.layout import LayoutCheck
 from engine.vllm.sink_window.heads import head_arguments
 
 
@@ -24,8 +26,12 @@ class RequestBuilder:
     Every list in it is new: vLLM goes on writing into the lists of a session's first request.
     """
 
-    def __init__(self, vllm_config: VllmConfig, modality: str | None) -> None:
+    def __init__(
+        self, vllm_config: VllmConfig, modality: str | None, layout: ItemLayout | None = None
+    ) -> None:
+        """Without a `layout` the shapes of features are not looked at."""
         self._modality = modality
+        self._layout = None if layout is None else LayoutCheck(layout)
         self._item_numbers = itertools.count()
         self._processor = (
             MULTIMODAL_REGISTRY.create_processor(vllm_config.model_config) if modality is not None else None
@@ -55,6 +61,8 @@ class RequestBuilder:
         before the worker has forgotten it brings back what was heard then. A work's pieces share its `seq`.
         """
         assert self._processor is not None and self._modality is not None
+        if self._layout is not None:
+            self._layout.check(item)
         inputs = BatchFeature(dict(item.tensors))
         fields = self._processor._get_mm_fields_config(inputs, {})  # which tensor is cut how, stays where
         for name, tensor in item.tensors.items():

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from engine.models.family import Detokenizer, EngineRecipe, Family, FamilyInfo
+from engine.models.family import Detokenizer, EngineRecipe, Family, FamilyInfo, ItemLayout
 from engine.types import SAMPLE_RATE, Features, Hearing, Intake, Pcm, Sampling, TurnMode
 from tests.support import ultravox_checkpoint as checkpoint
 
@@ -64,6 +64,21 @@ class TinyUltravox(Family):
             max_session_tokens=checkpoint.MAX_POSITIONS,
             dtype="float32",
             modality="audio",
+            layout=ItemLayout(
+                tensors={
+                    "audio_features": ("float32", (1, self._extractor.feature_size, None)),
+                    "audio_lens": ("int64", (1,)),
+                    "audio_token_len": ("int64", (1,)),
+                    "audio_num_chunks": ("int64", (1,)),
+                },
+                frames=(_FRAMES_PER_TOKEN, _MAX_ITEM_SAMPLES // _HOP_SAMPLES),
+                num_tokens=lambda num_frames: num_frames // _FRAMES_PER_TOKEN,
+                values={
+                    "audio_lens": lambda num_frames: num_frames,
+                    "audio_token_len": lambda num_frames: num_frames // _FRAMES_PER_TOKEN,
+                    "audio_num_chunks": lambda num_frames: 1,
+                },
+            ),
             overrides={"trust_remote_code": True},  # the processor's few lines lie in the checkpoint
         )
 

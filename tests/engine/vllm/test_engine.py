@@ -235,3 +235,28 @@ def test_a_start_without_a_model_says_so(running, family, tmp_path):
     lost = Client(replace(family.engine_recipe(), model_dir=tmp_path), SETTINGS)
     with pytest.raises(EngineError, match=r"config\.json is missing"):
         lost.start()
+
+
+@pytest.mark.parametrize(
+    "change,reason",
+    [
+        ({"num_tokens": lambda frames: frames // 16 + 1}, "does not make 4 tokens of 56 frames"),
+        ({"tensors": {"audio_features": ("float32", (1, 40, None))}}, "of 16 frames"),
+        ({"frames": (16, 96 * 1024)}, "an item of 49160 frames is refused: .* grow beyond 255 tokens"),
+        (None, "does not say what its audio features are like"),
+    ],
+    ids=["tokens", "bins", "length", "nothing said"],
+)
+def test_a_start_whose_features_are_not_as_stated_says_so(running, family, change, reason):
+    from tests.engine.vllm.stepper import SETTINGS
+
+    running.engine.close()
+    recipe = family.engine_recipe()
+    if change is None:
+        recipe = replace(recipe, layout=None)
+    else:
+        tensors = recipe.layout.tensors | change.get("tensors", {})
+        recipe = replace(recipe, layout=replace(recipe.layout, **{**change, "tensors": tensors}))
+    wrong = Client(recipe, SETTINGS)
+    with pytest.raises(EngineError, match=reason):
+        wrong.start()
