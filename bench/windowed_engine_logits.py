@@ -30,6 +30,7 @@ from engine.models.family import EngineRecipe
 from engine.types import Work
 from engine.vllm.environment import prepare_process, repair_torch_companions
 from engine.vllm.settings import VllmSettings
+from tests.support.logits_watch import LogitsWatch
 
 BLOCK = 16
 ANSWER = 12  # tokens decoded after each chunk
@@ -69,18 +70,9 @@ def judge_qwen2(directory: Path) -> Any:
 
 
 def save_omni(directory: Path) -> None:
-    import torch
-    from safetensors.torch import load_file, save_file
-
-    from bench.families_checkpoint import write
     from tests.support import tiny_omni
 
-    changes = {"thinker_config": tiny_omni._CHANGES["2.5"]}
-    write("qwen2.5-omni-7b", directory, changes)
-    tiny_omni._write_weights(directory)
-    path = directory / "model.safetensors"  # so that both sides begin with the same rounded weights
-    weights = {name: tensor.to(torch.bfloat16) for name, tensor in load_file(path).items()}
-    save_file(weights, path, metadata={"format": "pt"})
+    tiny_omni.build_untokenized("qwen2.5-omni-7b", directory)
 
 
 def judge_omni(directory: Path) -> Any:
@@ -179,7 +171,7 @@ def run_engine(
         directory, 4096, modality=study.modality, overrides={**study.overrides, **overrides}
     )
     core = SessionCore(load(recipe, settings), study.modality)
-    watch = Watch(core._core.model_executor.driver_worker.worker)  # type: ignore[attr-defined]
+    watch = LogitsWatch(core)
     tokens: list[int] = []
     owed: tuple[int, ...] = ()
     generator = torch.Generator().manual_seed(1)
@@ -200,42 +192,6 @@ def run_engine(
     ends = [end for end in sorted(watch.logits) if end <= len(tokens)]
     assert ends[-1] == len(tokens)
     return Recorded(tokens, ends, torch.stack([watch.logits[end] for end in ends]))
-
-
-class Watch:
-    """Keeps the logits of session "a" by the number of its tokens that were done with them.
-
-    A step that asynchronous scheduling ran in vain is overwritten by the real one at the same position.
-    """
-
-    def __init__(self, worker: Any) -> None:
-        self.logits: dict[int, Any] = {}
-        self._runner = worker.model_runner
-        self._ends: dict[str, int] = {}  # of the step that runs
-        self._rows: list[str] | None = None
-        self._execute, self._compute = worker.execute_model, self._runner.model.compute_logits
-        worker.execute_model, self._runner.model.compute_logits = self._on_execute, self._on_logits
-        if hasattr(self._runner, "sample"):  # runner V2, which orders each batch anew
-            self._sample = self._runner.sample
-            self._runner.sample = self._on_sample
-
-    def _on_execute(self, scheduled: Any) -> Any:
-        cached = scheduled.scheduled_cached_reqs
-        starts = dict(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
-        starts |= {new.req_id: new.num_computed_tokens for new in scheduled.scheduled_new_reqs}
-        self._ends = {name: starts[name] + size for name, size in scheduled.num_scheduled_tokens.items()}
-        return self._execute(scheduled)
-
-    def _on_sample(self, hidden_states: Any, input_batch: Any, *args: Any) -> Any:
-        self._rows = list(input_batch.req_ids)
-        return self._sample(hidden_states, input_batch, *args)
-
-    def _on_logits(self, hidden_states: Any, *args: Any) -> Any:
-        logits = self._compute(hidden_states, *args)
-        for row, name in enumerate(self._rows or self._runner.input_batch.req_ids):
-            if name.startswith("a:"):
-                self.logits[self._ends[name]] = logits[row].float().cpu()
-        return logits
 
 
 class Judge:

@@ -77,6 +77,16 @@ def build(name: str, directory: Path) -> Path:
     return directory
 
 
+def build_untokenized(name: str, directory: Path, dtype: str = "bfloat16") -> Path:
+    """The same with one token a byte, where no real tokenizer can be had. All who read it begin with weights
+    rounded to `dtype`."""
+    import torch
+
+    write(name, directory, {"thinker_config": _CHANGES[_generation(name)]})
+    _write_weights(directory, getattr(torch, dtype))
+    return directory
+
+
 def changes(name: str) -> dict[str, Any]:
     """To the published config.json."""
     thinker = _CHANGES[_generation(name)] | {"torch_dtype": "float32"}
@@ -111,12 +121,12 @@ def _new_thinker(directory: Path) -> Any:
     return getattr(transformers, f"{kind}ThinkerForConditionalGeneration")(config).float()
 
 
-def _write_weights(directory: Path) -> None:
+def _write_weights(directory: Path, dtype: Any = None) -> None:
     import torch
     from safetensors.torch import save_file
 
     state = _published(_new_thinker(directory).state_dict())
-    weights = {f"thinker.{name}": tensor.contiguous() for name, tensor in state.items()}
+    weights = {f"thinker.{name}": tensor.to(dtype).contiguous() for name, tensor in state.items()}
     weights["talker.model.norm.weight"] = torch.ones(8)  # published files hold the talker too
     save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
 

@@ -122,8 +122,11 @@ class Stepper:
         for manager in scheduler.kv_cache_manager.coordinator.single_type_managers:
             assert not any(manager.req_to_blocks.values())
         runner = core._core.model_executor.driver_worker.worker.model_runner  # pyright: ignore[reportAttributeAccessIssue]
-        assert not runner.requests
-        assert not runner.input_batch.req_id_to_index
+        if hasattr(runner, "req_states"):  # runner V2
+            assert not runner.req_states.req_id_to_index
+        else:
+            assert not runner.requests
+            assert not runner.input_batch.req_id_to_index
 
     def _collect(self) -> None:
         for result in self.core.take_results():
