@@ -131,12 +131,9 @@ class SessionCore:
         if session is None or session.work is None:
             return
         session.is_cancelled = True
-        if session.session_id in self._held:
-            if session.num_decoded:  # what waits is the answer, going on
-                session.pieces.clear()
-                del self._held[session.session_id]
-                self._finish(session, (), Finish.CANCELLED)
-        elif session.request is not None and self._scheduler.cancel_turn(session.request_id):
+        if session.session_id in self._held or session.request is None:
+            return  # a piece that waits to be fed will decode nothing
+        if self._scheduler.cancel_turn(session.request_id):
             self._finish(session, (), Finish.CANCELLED)
 
     def end(self, session_id: str, generation: int) -> None:
