@@ -3,9 +3,10 @@
     python -m bench.families_gpu --family qwen2.5-omni-7b [--seconds 120] [--weights fp8] [--kv-dtype fp8]
     python -m bench.families_gpu --small         a dry run of every line: a tiny model on this CPU
 
-One family a process, through conductor, sessions, tick scheduler and engine, as the server runs them, without
-sockets: each session is fed recordings of people in 20 ms frames, in a phase of its own, in continuous mode:
-every B each takes its audio in and decodes. Writes families_NAME.json into --out.
+Several families on one GPU, one after the other: families_gpu_all.py. Here one family, through conductor,
+sessions, tick scheduler and engine, as the server runs them, without sockets, and after the server's own
+rehearsal. Each session is fed recordings of people in 20 ms frames, from a place of its own, in continuous
+mode: every B each takes its audio in and decodes. Writes families_NAME.json into --out.
 
 Weights are vLLM's random ones, uniform in [-0.001, 0.001]: time does not depend on their values, with two
 exceptions, both on the dear side: answers never stop by themselves, so every tick decodes all it may; and a
@@ -30,13 +31,16 @@ import numpy as np
 import soundfile
 
 from bench import families_checkpoint, minicpmo_checkpoint
+from bench.families_late import Late
 from bench.families_probe import Clock, Probe, ProbedEngine, machine
 from engine.conductor import Conductor
 from engine.config import SessionConfig
+from engine.engine import EngineError
 from engine.events import Error, Tick
 from engine.models import published
 from engine.models.family import EngineRecipe, Family
 from engine.outputs import Close
+from engine.rehearsal import rehearse
 from engine.scheduler import TickSample, TickScheduler
 from engine.session import Session
 from engine.types import SAMPLE_RATE, TurnMode
@@ -48,6 +52,15 @@ FAMILIES = (*families_checkpoint.FAMILIES, "minicpm-o-4.5", "minicpm-o-2.6")
 FRAME = SAMPLE_RATE // 50  # 20 ms
 WARM_UP_S = 8.0  # of streaming, before anything counts: kernels are compiled in their first steps
 NUM_SLOTS, MAX_BATCH = 8, 16  # as the server has them
+GATE_LIMIT_S = 450.0
+LATE_SHOWN = 6000  # characters of the report of late compiles that are printed; the file has it all
+KV_MIB = {  # of one session at W = 1024 and S up to 256, in bf16; the start's table says the same
+    "qwen2.5-omni-7b": 99,
+    "qwen2.5-omni-3b": 64,
+    "qwen3-omni-30b-a3b": 170,
+    "minicpm-o-4.5": 255,
+    "minicpm-o-2.6": 99,
+}
 
 
 @dataclass
@@ -92,7 +105,11 @@ def main() -> None:
     parser.add_argument(
         "--eager", action="store_true", help="starts faster, runs slower: to see if it starts"
     )
-    parser.add_argument("--kv-gib", type=float, help="a fixed KV pool: several families share one GPU")
+    parser.add_argument("--kv-gib", type=float, help="a fixed KV pool, instead of what the GPU has left")
+    parser.add_argument("--kv-fitting", action="store_true", help="a KV pool for these sessions, no larger")
+    parser.add_argument(
+        "--gate", type=Path, help="ready, it writes GATE.ready and waits for GATE, which may hold the seconds"
+    )
     parser.add_argument("--out", type=Path, default=Path("bench/results"))
     parser.add_argument("--small", action="store_true", help="a tiny model on the CPU: a dry run")
     options = parser.parse_args()
@@ -101,26 +118,33 @@ def main() -> None:
     device = "cpu" if options.small else "cuda"
     prepare_process(device)
     repair_torch_companions()
-    kv_gib = 0.25 if options.small else options.kv_gib
+    kv_gib = options.kv_gib
+    if options.small:
+        kv_gib = 0.25
+    elif options.kv_fitting:
+        kv_gib = (options.sessions + 2) * KV_MIB[options.family] / 1024
     settings = VllmSettings(
         device=device,
         max_sessions=options.sessions + 1,
         max_batch_tokens=options.max_batch_tokens,
         kv_cache_bytes=None if kv_gib is None else round(kv_gib * (1 << 30)),
-        gpu_memory_utilization=0.85 if kv_gib is None else 0.4,  # what must be free at the start
+        # With a fixed pool nothing but vLLM's check of what is free at the start looks at this.
+        gpu_memory_utilization=0.85 if kv_gib is None else 0.02,
         eager=True if options.eager or options.small else None,
         weights=options.weights,
         kv_dtype=options.kv_dtype,
     )
     with tempfile.TemporaryDirectory() as directory:
         family = make_family(options.family, Path(directory), device, small=options.small)
-        result = asyncio.run(measure(family, settings, options.sessions, options.seconds))
+        result = asyncio.run(measure(family, settings, options.sessions, options.seconds, options.gate))
     result = {"family": options.family, "machine": machine(device)} | result
     options.out.mkdir(parents=True, exist_ok=True)
     suffix = "_fp8" if "fp8" in (options.weights, options.kv_dtype) else ""
     path = options.out / f"families_{options.family}{suffix}{'_small' if options.small else ''}.json"
-    path.write_text(json.dumps(result, indent=1) + "\n")
+    late = {"late": result.pop("late")}
+    path.write_text(json.dumps(result | late, indent=1) + "\n")
     print(json.dumps(result, indent=1))
+    print(json.dumps(late)[:LATE_SHOWN], flush=True)
 
 
 def make_family(name: str, directory: Path, device: str, *, small: bool) -> Family:
@@ -139,7 +163,7 @@ def make_family(name: str, directory: Path, device: str, *, small: bool) -> Fami
 
 
 async def measure(
-    family: Family, settings: VllmSettings, num_sessions: int, seconds: float
+    family: Family, settings: VllmSettings, num_sessions: int, seconds: float, gate: Path | None
 ) -> dict[str, Any]:
     probe = Probe(Clock(on_device=settings.device == "cuda"))
     probe.listen(family)
@@ -148,7 +172,7 @@ async def measure(
     engine.probe = probe
     figures = Figures()
     budget_s = family.info.budget_s
-    detector: Any = None  # in continuous mode there is nothing to detect
+    detector: Any = None  # neither in manual nor in continuous mode there is anything to detect
     conductor = Conductor(
         family, lambda: engine, TickScheduler(budget_s, NUM_SLOTS, MAX_BATCH), detector, figures.on_sample
     )
@@ -158,10 +182,15 @@ async def measure(
     while engine.footprint is None:  # noqa: ASYNC110 - the probe is attached right after the start
         await asyncio.sleep(0.01)
     print(f"started in {start_s:.0f} s\n{engine.footprint.table()}", flush=True)
-    beat = asyncio.create_task(conductor.run())
-    sessions = [open_session(conductor, family, i, figures) for i in range(num_sessions)]
+    tasks = [asyncio.create_task(conductor.run()), asyncio.create_task(pulse(probe.late))]
     try:
+        rehearsed = await rehearsed_as_served(conductor, family)
+        if gate is not None:
+            seconds = await pass_gate(gate, seconds)
+        probe.late.phase = "warm-up"
+        sessions = [open_session(conductor, family, i, figures) for i in range(num_sessions)]
         await feed(conductor, sessions, WARM_UP_S, figures)
+        probe.late.phase = "measured"
         figures.is_on = True
         probe.begin()
         cpu_s = time.process_time()
@@ -169,11 +198,13 @@ async def measure(
         cpu_s = time.process_time() - cpu_s
         figures.is_on = False
         parts = probe.report()
+        late = probe.late_report()
         limits, stats = engine.limits, engine.stats()
         memory = device_memory() if settings.device == "cuda" else None
     finally:
-        beat.cancel()
-        await asyncio.gather(beat, return_exceptions=True)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         await conductor.close()
     parts["busy_fraction"] = round(parts["device_ms"] / (1e3 * seconds), 3)
     lateness = sorted(1e3 * value for value in figures.lateness_s)
@@ -182,6 +213,7 @@ async def measure(
         "seconds": seconds,
         "budget_s": budget_s,
         "start_s": round(start_s, 1),
+        "rehearsal": rehearsed,
         "settings": {k: v for k, v in asdict(settings).items() if v is not None},
         "lateness_ms": {q: round(lateness[int(f * (len(lateness) - 1))], 2) for q, f in QUANTILES.items()}
         if lateness
@@ -202,16 +234,47 @@ async def measure(
         "blocks_per_session": limits.blocks_per_session,
         "memory": memory,
         "parts": parts,
+        "late": late,
     }
 
 
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "max": 1.0}
 
 
-def open_session(conductor: Conductor, family: Family, number: int, figures: Figures) -> Session:
+async def rehearsed_as_served(conductor: Conductor, family: Family) -> dict[str, Any]:
+    """What the server does before its first caller. A failure is told, and the measuring goes on."""
+    config = replace(session_config(conductor, family), mode=TurnMode.MANUAL)  # there is no detector
+    started = time.monotonic()
+    error = None
+    try:
+        await rehearse(conductor, config, MAX_BATCH + 1)
+    except EngineError as failure:
+        error = str(failure)
+    took_s = round(time.monotonic() - started, 1)
+    print(f"rehearsed in {took_s:.1f} s{f': {error}' if error else ''}", flush=True)
+    return {"took_s": took_s, "together": MAX_BATCH + 1, "error": error}
+
+
+async def pass_gate(gate: Path, seconds: float) -> float:
+    """Wait until others have been measured; returns how long to measure."""
+    gate.with_name(f"{gate.name}.ready").touch()
+    async with asyncio.timeout(GATE_LIMIT_S):
+        while not gate.exists():  # noqa: ASYNC110, ASYNC240 - another process opens it
+            await asyncio.sleep(0.05)
+    return float(gate.read_text() or seconds)  # noqa: ASYNC240 - a line, once
+
+
+async def pulse(late: Late) -> None:
+    """Lets a stall of the event loop be seen."""
+    while True:
+        late.beat()
+        await asyncio.sleep(0.05)
+
+
+def session_config(conductor: Conductor, family: Family) -> SessionConfig:
     engine = conductor.engine
     assert engine is not None
-    config = SessionConfig(
+    return SessionConfig(
         mode=TurnMode.CONTINUOUS,
         instructions="",
         max_tokens=family.info.max_tokens_per_tick,
@@ -220,6 +283,10 @@ def open_session(conductor: Conductor, family: Family, number: int, figures: Fig
         budget_s=family.info.budget_s,
         backlog_limit_s=2 * family.info.budget_s,
     )
+
+
+def open_session(conductor: Conductor, family: Family, number: int, figures: Figures) -> Session:
+    config = session_config(conductor, family)
     session = Session(f"s{number}", family, config, time.monotonic())
     conductor.open(session, figures.deliver)
     return session

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
+from bench.families_late import SLOW_S, Late
 from engine.models.family import Family
 from engine.types import Hearing, Intake, Result
 from engine.vllm.engine import VllmEngine
@@ -47,7 +48,16 @@ class Step:
     num_decodes: int
     num_items: int  # blocks of audio encoded
     span: tuple[Any, Any]
-    host_ms: float = 0.0  # scheduling, building the batch, launching
+    host_ms: float  # building the batch, launching
+    phase: str
+
+    def composition(self) -> dict[str, int]:
+        return {
+            "chunks": self.num_chunks,
+            "prefill_tokens": self.num_prefill,
+            "decodes": self.num_decodes,
+            "items": self.num_items,
+        }
 
 
 @dataclass
@@ -55,15 +65,18 @@ class Probe:
     """Figures of the time between `begin` and `report`. Several threads write, each a list of its own."""
 
     clock: Clock
+    late: Late = field(default_factory=Late)
+    early_steps: list[Step] = field(default_factory=list)  # before `begin`
     steps: list[Step] = field(default_factory=list)
     encoder: list[tuple[Any, Any]] = field(default_factory=list)
     features: list[tuple[int, float]] = field(default_factory=list)  # parts of audio, ms
     submits: list[float] = field(default_factory=list)  # ms a work, `SessionCore.submit` with its request
+    sampling: list[tuple[Any, Any]] = field(default_factory=list)
     is_on: bool = False
+    _step_details: list[dict[str, Any]] = field(default_factory=list)
 
     def begin(self) -> None:
-        for values in (self.steps, self.encoder, self.features, self.submits):
-            values.clear()
+        self.early_steps, self.steps = self.steps, []
         self.is_on = True
 
     def listen(self, family: Family) -> None:
@@ -72,7 +85,9 @@ class Probe:
 
         def timed(batch: Sequence[Hearing]) -> list[Intake]:
             started = time.perf_counter()
-            intakes = hear(batch)
+            with self.late.busy("hear") as details:
+                details.append({"sessions": len(batch)})
+                intakes = hear(batch)
             if self.is_on:
                 num = sum(len(intake.features) for intake in intakes)
                 self.features.append((num, 1e3 * (time.perf_counter() - started)))
@@ -82,17 +97,24 @@ class Probe:
 
     def attach(self, core: Any) -> None:
         """`core` is the SessionCore; called on the engine's thread before its first step."""
-        submit = core.submit
+        submit, step = core.submit, core.step
 
         def timed(work: Any) -> None:
             started = time.perf_counter()
-            submit(work)
+            with self.late.busy("submit"):
+                submit(work)
             if self.is_on and work.features:
                 self.submits.append(1e3 * (time.perf_counter() - started))
 
-        core.submit = timed
+        def watched() -> None:
+            with self.late.busy("step") as self._step_details:
+                step()
+
+        core.submit, core.step = timed, watched
         worker = core._core.model_executor.driver_worker.worker
-        worker.model_runner.execute_model = self._timed_execute(worker.model_runner.execute_model)
+        runner = worker.model_runner
+        runner.execute_model = self._timed_execute(runner.execute_model)
+        runner.sample_tokens = self._timed_sampling(runner.sample_tokens)
         tower = encoder_of(worker.get_model())
         begun: list[Any] = []
         tower.register_forward_pre_hook(lambda *_: begun.append(self.clock.mark()))
@@ -107,22 +129,46 @@ class Probe:
     def _timed_execute(self, execute: Callable) -> Callable:
         def timed(scheduled: Any, *args: Any, **kwargs: Any) -> Any:
             begun, start = time.perf_counter(), self.clock.mark()
+            counts = scheduled.num_scheduled_tokens.values()
+            chunks = [count for count in counts if count > 1]
+            num_items = sum(map(len, scheduled.scheduled_encoder_inputs.values()))
+            self._step_details.append({"tokens": list(counts), "items": num_items})
             output = execute(scheduled, *args, **kwargs)
-            if self.is_on and scheduled.total_num_scheduled_tokens:
-                counts = scheduled.num_scheduled_tokens.values()
-                chunks = [count for count in counts if count > 1]
+            if scheduled.total_num_scheduled_tokens:
                 step = Step(
                     len(chunks),
                     sum(chunks),
                     len(counts) - len(chunks),
-                    sum(map(len, scheduled.scheduled_encoder_inputs.values())),
+                    num_items,
                     (start, self.clock.mark()),
                     1e3 * (time.perf_counter() - begun),
+                    self.late.phase,
                 )
                 self.steps.append(step)
             return output
 
         return timed
+
+    def _timed_sampling(self, sample: Callable) -> Callable:
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            start = self.clock.mark()
+            output = sample(*args, **kwargs)
+            if self.is_on:
+                self.sampling.append((start, self.clock.mark()))
+            return output
+
+        return timed
+
+    def late_report(self) -> dict[str, Any]:
+        """What was compiled and what was slow, and the steps that were slow on the device (host: `slow`)."""
+        steps = [*self.early_steps, *self.steps]
+        spans = [(self.clock.ms(*step.span), step) for step in steps]
+        slow = [
+            {"phase": step.phase, "device_ms": round(ms), "host_ms": round(step.host_ms)} | step.composition()
+            for ms, step in spans
+            if max(ms, step.host_ms) > 1e3 * SLOW_S
+        ]
+        return self.late.report() | {"slow_steps": slow}
 
     def report(self) -> dict[str, Any]:
         """Milliseconds. Decode: a step in which all only decode. Prefill: what a step's chunks add to that
@@ -130,6 +176,7 @@ class Probe:
         self.is_on = False
         spans = [self.clock.ms(*step.span) for step in self.steps]
         encoder_ms = [self.clock.ms(*span) for span in self.encoder]
+        sampling_ms = [self.clock.ms(*span) for span in self.sampling]
         num_items = sum(step.num_items for step in self.steps) or 1
         num_chunks = sum(step.num_chunks for step in self.steps) or 1
         decodes = [(ms, s) for ms, s in zip(spans, self.steps, strict=True) if not s.num_chunks]
@@ -155,15 +202,18 @@ class Probe:
                 "encoder": round(sum(encoder_ms) / num_items, 3),
                 "prefill": round(max(0.0, extra) / num_chunks, 3),
                 "decode": round(decode_ms * sum(s.num_decodes > 0 for s in self.steps) / num_chunks, 3),
+                "sampling": round(sum(sampling_ms) / num_chunks, 3),
             },
             "a_step_ms": {
                 "decode": spread([ms for ms, _ in decodes]),
                 "with_chunks": spread([ms for ms, _ in mixed]),
                 "encoder_call": spread(encoder_ms),
+                "sampling": spread(sampling_ms),
                 "features_call": spread([ms for _, ms in self.features]),
                 "host": spread([step.host_ms for step in self.steps]),
+                "submit": spread(self.submits),
             },
-            "device_ms": round(sum(spans), 1),
+            "device_ms": round(sum(spans) + sum(sampling_ms), 1),
         }
 
 
@@ -210,4 +260,5 @@ class ProbedEngine(VllmEngine):
 
         self.footprint = Footprint.of(core._core)
         self.probe.attach(core)
+        self.probe.late.begin()
         super()._run(core, on_results)

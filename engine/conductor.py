@@ -78,6 +78,7 @@ class Conductor:
         self.synthesizer = Synthesizer(voice, self._on_spoken, on_clause) if voice is not None else None
         self._ended = Tally()  # of the sessions that are gone
         self._deliver: dict[str, Deliver] = {}
+        self._uncounted: set[str] = set()
         self._outbox: list[Work] = []
         self._is_hearing = False
         self._failures: list[float] = []
@@ -138,7 +139,10 @@ class Conductor:
 
     # sessions
 
-    def open(self, session: Session, deliver: Deliver) -> None:
+    def open(self, session: Session, deliver: Deliver, *, is_counted: bool = True) -> None:
+        """`is_counted`: whether what the session counts is part of `tally`; a rehearsal's is not."""
+        if not is_counted:
+            self._uncounted.add(session.id)
         self.scheduler.add(session)
         self._deliver[session.id] = deliver
         self.carry_out(session, contained(session, session.open))
@@ -153,7 +157,10 @@ class Conductor:
         if self._deliver.pop(session.id, None) is None:
             return
         self.scheduler.remove(session.id)
-        self._ended += session.tally
+        if session.id in self._uncounted:
+            self._uncounted.remove(session.id)
+        else:
+            self._ended += session.tally
         self._outbox = [work for work in self._outbox if work.session_id != session.id]
         if self.synthesizer is not None:
             self.synthesizer.hush(session.id)
@@ -162,7 +169,8 @@ class Conductor:
 
     def tally(self) -> Tally:
         """What all sessions since the start have counted, those that run included."""
-        return sum((session.tally for session in self.scheduler), self._ended)
+        running = (session for session in self.scheduler if session.id not in self._uncounted)
+        return sum((session.tally for session in running), self._ended)
 
     # the beats: each waits in one function and works in another, so that none holds a session while it waits
 
