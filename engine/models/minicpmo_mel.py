@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from engine.models.log_mel import HOP, N_FFT, mel_filters
+from engine.models.mel_spectra import HOP, N_FFT, MelSpectra, batches
 from engine.types import SAMPLE_RATE, Pcm
 
 NUM_BINS = 80
@@ -58,13 +58,10 @@ class MelStream:
 
 
 class StreamingLogMel:
-    """Batched over units of many streams. For one thread; on CUDA it has a stream of its own."""
+    """Batched over units of many streams. For one thread."""
 
     def __init__(self, device: str = "cpu") -> None:
-        self._device = torch.device(device)
-        self._window = torch.hann_window(N_FFT, device=self._device)
-        self._filters = torch.from_numpy(mel_filters(NUM_BINS)).float().to(self._device)
-        self._stream = torch.cuda.Stream(self._device) if self._device.type == "cuda" else None
+        self._spectra = MelSpectra(NUM_BINS, device)
 
     @torch.no_grad()
     def __call__(self, units: Sequence[tuple[MelStream, Pcm]]) -> list[tuple[torch.Tensor, bool]]:
@@ -73,51 +70,39 @@ class StreamingLogMel:
         A stream's first unit is FIRST_SAMPLES long and its left margin is zero; each later one is a second.
         A stream's units come in their order.
         """
-        if not units:
-            return []
-        audio, are_first = self._spans(units)
-        if self._stream is None:
-            return self._compute(units, audio, are_first)
-        with torch.cuda.stream(self._stream):
-            return self._compute(units, audio, are_first)
+        return [made for some in batches(units) for made in self._compute(some)]
 
-    def _spans(
-        self, units: Sequence[tuple[MelStream, Pcm]]
-    ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.bool_]]:
-        """[units, samples] with what the outer frames see; which of them begin a stream."""
-        audio = np.zeros((len(units), _SPAN + _MIRRORED), np.float32)
-        are_first = np.zeros(len(units), np.bool_)
-        for i, (row, (stream, samples)) in enumerate(zip(audio, units, strict=True)):
-            are_first[i] = not len(stream.context)
-            row[_SPAN - len(samples) : _SPAN] = samples
-            if are_first[i]:
-                edge = N_FFT // 2
-                start = _SPAN - len(samples)
-                row[start - edge : start] = samples[edge:0:-1]
-            else:
-                row[:CONTEXT] = stream.context
-            row[_SPAN:] = row[_SPAN - 2 : _SPAN - 2 - _MIRRORED : -1]
-            stream.context = row[_SPAN - CONTEXT : _SPAN].copy()
-        return audio, are_first
+    def _compute(self, units: Sequence[tuple[MelStream, Pcm]]) -> list[tuple[torch.Tensor, bool]]:
+        spans = self._spectra.room([NUM_FRAMES + 1] * len(units))
+        are_first = [self._fill(span, *unit) for span, unit in zip(spans, units, strict=True)]
+        mels = self._spectra.compute()
+        streams = [stream for stream, _ in units]
+        return [
+            (self._finished(mel, stream, is_first), is_first)
+            for mel, stream, is_first in zip(mels, streams, are_first, strict=True)
+        ]
 
-    def _compute(
-        self,
-        units: Sequence[tuple[MelStream, Pcm]],
-        audio: npt.NDArray[np.float32],
-        are_first: npt.NDArray[np.bool_],
-    ) -> list[tuple[torch.Tensor, bool]]:
-        frames = torch.from_numpy(audio).to(self._device).unfold(1, N_FFT, HOP) * self._window
-        spectrum = torch.fft.rfft(frames)
-        power = spectrum.real.square() + spectrum.imag.square()
-        mel = torch.matmul(self._filters, power.transpose(1, 2)).clamp_(min=1e-10).log10_()
-        peaks = mel.amax(dim=1).cpu().numpy()  # [units, NUM_FRAMES + 1]
-        floors = [self._floor(stream, peaks[i], bool(are_first[i])) for i, (stream, _) in enumerate(units)]
-        floor = torch.tensor(floors, dtype=torch.float32, device=self._device)[:, None, None]
-        mel = torch.maximum(mel[..., :NUM_FRAMES], floor).add_(4.0).div_(4.0).cpu()
-        for i in np.flatnonzero(are_first):
-            mel[i, :, :MARGIN] = 0.0
-        # Copies: a view would keep the whole batch's alive as long as one session waits with it.
-        return [(unit.clone(), is_first) for unit, is_first in zip(mel, are_first.tolist(), strict=True)]
+    def _fill(self, span: Pcm, stream: MelStream, samples: Pcm) -> bool:
+        """Write the unit, with what the outer frames see; gives whether it begins its stream."""
+        start = _SPAN - len(samples)
+        is_first = not len(stream.context)
+        if is_first:
+            edge = N_FFT // 2
+            span[: start - edge] = 0.0
+            span[start - edge : start] = samples[edge:0:-1]
+        else:
+            span[:start] = stream.context
+        span[start:_SPAN] = samples
+        span[_SPAN:] = span[_SPAN - 2 : _SPAN - 2 - _MIRRORED : -1]
+        stream.context = span[_SPAN - CONTEXT : _SPAN].copy()
+        return is_first
+
+    def _finished(self, mel: torch.Tensor, stream: MelStream, is_first: bool) -> torch.Tensor:
+        floor = self._floor(stream, mel.amax(dim=0).numpy(), is_first)
+        frames = mel[:, :NUM_FRAMES].clamp(min=floor).add_(4.0).mul_(0.25)
+        if is_first:
+            frames[:, :MARGIN] = 0.0
+        return frames
 
     def _floor(self, stream: MelStream, peaks: npt.NDArray[np.float32], is_first: bool) -> float:
         """The least value of this unit; notes the loudest frame among those that no later unit computes."""

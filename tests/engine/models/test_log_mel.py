@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from engine.models.log_mel import Ending, LogMel, mel_filters
+from engine.models.log_mel import Ending, LogMel
+from engine.models.mel_spectra import MAX_SPANS, mel_filters
 from engine.vllm.environment import repair_torch_companions
 
 repair_torch_companions()
@@ -73,6 +74,33 @@ def test_filters_equal_transformers(extractor):
 
         theirs = WhisperFeatureExtractor(feature_size=num_bins).mel_filters
         np.testing.assert_allclose(mel_filters(num_bins), theirs.T, atol=1e-9)
+
+
+@pytest.mark.parametrize("ending", list(Ending))
+def test_a_burst_of_chunks_longer_than_what_is_computed_at_once(chunks, ending):
+    """More chunks than a batch, more frames than a part of it: none may see its neighbours."""
+    burst = [chunk * (i % 5 + 1) / 5 for i in range(2 * MAX_SPANS // len(chunks) + 1) for chunk in chunks]
+    mel = LogMel(128, ending)
+    for chunk, together in zip(burst, mel(burst), strict=True):
+        torch.testing.assert_close(together, mel([chunk])[0], atol=2e-6, rtol=0)
+
+
+@pytest.mark.parametrize("num_samples", [1, 2, 160, 200, 201])
+def test_less_than_a_window(extractor, num_samples):
+    """Its mirror reaches into the silence behind it."""
+    chunk = np.linspace(0.5, -0.3, num_samples, dtype=np.float32)
+    (ours,) = LogMel()([chunk])
+    torch.testing.assert_close(ours, expected(extractor, chunk, Ending.SILENCE), atol=2e-6, rtol=0)
+
+
+def test_what_was_given_out_stays_when_the_next_batch_is_computed(chunks):
+    mel = LogMel()
+    given = mel(chunks)
+    kept = [one.clone() for one in given]
+    mel([np.ones_like(chunk) for chunk in chunks])
+    for one, before in zip(given, kept, strict=True):
+        assert one.is_contiguous()
+        torch.testing.assert_close(one, before, atol=0, rtol=0)
 
 
 def test_no_chunks():
