@@ -15,7 +15,7 @@ from fastapi import FastAPI
 
 from app import http, logs, page, preflight, stream
 from app.connection import Connection, HttpConnection
-from app.service import Service, build
+from app.service import MAX_BATCH, Service, build
 from app.settings import Settings, resolve
 from engine.audio.speech import SpeechDetector
 from engine.conductor import Conductor, Phase
@@ -81,6 +81,11 @@ async def _live(service: Service, on_failure: Callable[[], None], rehearsal: Reh
     on_failure()
 
 
+def rehearsal_on(device: str) -> Rehearsal:
+    """On a GPU the largest batch that is heard at once rehearses too: kernels are compiled for its shape."""
+    return functools.partial(rehearse, num_together=MAX_BATCH + 1 if device == "cuda" else 0)
+
+
 class Server(uvicorn.Server):
     """uvicorn, but the first signal drains: sessions may end by themselves until the deadline."""
 
@@ -127,7 +132,7 @@ def run(settings: Settings) -> None:
 
 def _serve(make_service: MakeService, settings: Settings) -> None:
     # When the server failed, the process goes, and its supervisor starts it anew.
-    app = make_app(make_service, on_failure=lambda: setattr(server, "should_exit", True))
+    app = make_app(make_service, lambda: setattr(server, "should_exit", True), rehearsal_on(settings.device))
     server = Server(uvicorn_config(app, settings), app, settings.drain_s)
     server.run()
     if app.state.service.conductor.phase is Phase.FAILED:
