@@ -3,7 +3,7 @@
     python -m bench.endless_day_report [DIR]
 
 DIR defaults to bench/results. The plot needs matplotlib (pip install -e '.[bench]'); without it there is only
-the table. What stands in the page under "What it says" was written by people and stays.
+the page. What stands in the page under "Beside it" was written by people and stays; all else is made here.
 """
 
 from __future__ import annotations
@@ -13,11 +13,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
-READING = "\n## What it says\n"
+from bench.endless_day_meter import slopes
+
+BESIDE = "\n## Beside it\n"
 FIGURES = {
     "tick_ms": "a tick, ms",
     "host_cpu_ms_per_chunk": "CPU time of the process a chunk, ms",
     "rss_mib": "resident memory, MiB",
+    "malloc_in_use_kib": "in use by malloc, KiB",
+    "python_blocks": "Python's memory blocks",
     "gpu_mib": "GPU memory, MiB",
     "table_blocks": "block table, entries",
     "record_tokens": "token list, tokens",
@@ -28,12 +32,15 @@ def main() -> None:
     directory = Path(sys.argv[1] if len(sys.argv) > 1 else "bench/results")
     files = sorted((directory / "endless_day").glob("*.json"))
     reports = {path.stem: json.loads(path.read_text()) for path in files}
+    for report in reports.values():
+        report["slopes"] = slopes(report)
     if not reports:
         raise SystemExit(f"nothing in {directory / 'endless_day'}")
     page = directory / "endless_day.md"
-    _, marker, reading = (page.read_text() if page.is_file() else "").partition(READING)
-    page.write_text(table(reports) + marker + reading)
-    print(table(reports))
+    _, marker, beside = (page.read_text() if page.is_file() else "").partition(BESIDE)
+    made = "\n".join(["# A day in minutes", "", *summary(reports), "", *tables(reports)])
+    page.write_text(made + marker + beside)
+    print(made)
     try:
         import matplotlib  # pyright: ignore[reportMissingImports]
     except ImportError:
@@ -43,24 +50,74 @@ def main() -> None:
     plot(reports, directory / "endless_day.svg")
 
 
-def table(reports: dict[str, dict[str, Any]]) -> str:
-    lines = ["# A day in minutes", ""]
+def summary(reports: dict[str, dict[str, Any]]) -> list[str]:
+    """What the figures say, a line for each run."""
+    lines = [
+        "A figure grows where the 95 % interval of its slope lies above zero (of 40 that do not, one will by "
+        "chance). Slopes are least squares over a run's stretches without the first two; intervals allow "
+        "for neighbouring stretches that are alike (Newey-West, 4 lags). What grows, over the whole run:",
+        "",
+    ]
+    for name, report in reports.items():
+        sessions = f"{report['plan']['num_sessions']} sessions, {report['hours']:g} h of ticks"
+        if report["broke"]:
+            tokens = report["tokens_of_a_session"]
+            lines.append(f"- `{name}`: {sessions}, then it broke, at {tokens:,} tokens a session.")
+            continue
+        growing = [_growth(report, figure) for figure in FIGURES if _grows(report["slopes"].get(figure))]
+        lines.append(f"- `{name}`: {sessions}. {_listed(growing)}{_aged(report)}")
+    return lines
+
+
+def _grows(found: dict[str, float] | None) -> bool:
+    return found is not None and found["low"] > 0
+
+
+def _growth(report: dict[str, Any], figure: str) -> str:
+    found = report["slopes"][figure]
+    over = found["per_hour"] * report["hours"]
+    return f"{FIGURES[figure]} (+{over:.3g}, {over / found['mean']:+.2%}; {_bytes_a_tick(report, figure)})"
+
+
+def _bytes_a_tick(report: dict[str, Any], figure: str) -> str:
+    per_tick = report["slopes"][figure]["per_hour"] * report["plan"]["budget_s"] / 3600
+    unit = {"rss_mib": 2**20, "gpu_mib": 2**20, "malloc_in_use_kib": 1024}.get(figure)
+    return f"{per_tick:.2g} a tick" if unit is None else f"{per_tick * unit:.2g} bytes a tick"
+
+
+def _listed(growing: list[str]) -> str:
+    return f"Grows: {', '.join(growing)}." if growing else "Nothing grows."
+
+
+def _aged(report: dict[str, Any]) -> str:
+    ratios = report.get("old_by_young")
+    if not ratios:
+        return ""
+    (tick, *tick_range), (cpu, *cpu_range) = ratios["tick"], ratios["host_cpu"]
+    return (
+        " Beside sessions that have only just filled their windows, in turns of ten ticks, the old ones' "
+        f"tick takes {tick:.3f} of theirs (95 %: {tick_range[0]:.3f} to {tick_range[1]:.3f}), its CPU time "
+        f"{cpu:.3f} ({cpu_range[0]:.3f} to {cpu_range[1]:.3f})."
+    )
+
+
+def tables(reports: dict[str, dict[str, Any]]) -> list[str]:
+    lines = []
     for name, report in reports.items():
         plan = report["plan"]
-        chunk = "a second of audio" if plan["with_audio"] else f"{plan['num_tokens']} tokens"
         lines += [
             f"## {name}",
             "",
             f"{report['what'][0].upper()}{report['what'][1:]}, {report['machine']}: "
             f"{plan['num_sessions']} sessions, "
-            f"{report['ticks']:,} ticks of {chunk} and {plan['num_decoded']} decoded, which stand "
+            f"{report['ticks']:,} ticks of {_intake(plan)} and {plan['num_decoded']} decoded, which stand "
             f"for {report['hours']:g} h at B = {plan['budget_s']:g} s: {report['tokens_of_a_session']:,} "
             f"tokens a session, max_model_len {report['max_model_len']:,} (trained for "
             f"{report['trained_len']:,}); it took {report['took_s']:g} s."
             + (f" **It broke: {report['broke']}**" if report["broke"] else ""),
             "",
-            "| figure | mean | slope an hour (95 % interval) | over the run, of the mean |",
-            "|---|---|---|---|",
+            "| figure | mean | slope an hour (95 % interval) | over the run, of the mean | grows |",
+            "|---|---|---|---|---|",
         ]
         for figure, title in FIGURES.items():
             found = report["slopes"].get(figure)
@@ -69,38 +126,42 @@ def table(reports: dict[str, dict[str, Any]]) -> str:
             over = 100 * found["per_hour"] * report["hours"] / found["mean"]
             interval = f"{found['low']:.3g} to {found['high']:.3g}"
             lines.append(
-                f"| {title} | {found['mean']:,.4g} | {found['per_hour']:.3g} ({interval}) | {over:+.1f} % |"
+                f"| {title} | {found['mean']:,.4g} | {found['per_hour']:.3g} ({interval}) | {over:+.2f} % | "
+                f"{'yes' if _grows(found) else 'no'} |"
             )
-        if (ratios := report.get("old_by_young")) is not None:
-            (tick, *tick_range), (cpu, *cpu_range) = ratios["tick"], ratios["host_cpu"]
-            lines += [
-                "",
-                "Beside sessions that have only just filled their windows, in turns of ten ticks: the old "
-                f"ones' tick takes {tick:.3f} of theirs (95 %: {tick_range[0]:.3f} to "
-                f"{tick_range[1]:.3f}), its CPU time {cpu:.3f} ({cpu_range[0]:.3f} to {cpu_range[1]:.3f}).",
-            ]
         lines.append("")
-    return "\n".join(lines)
+    return lines
+
+
+def _intake(plan: dict[str, Any]) -> str:
+    audio, tokens = f"{plan['budget_s']:g} s of audio", f"{plan['num_tokens']} tokens"
+    if not plan["with_audio"]:
+        return tokens
+    every = plan["audio_every"]
+    return audio if every == 1 else f"{tokens}, each {every}th of a session {audio} instead,"
 
 
 def plot(reports: dict[str, dict[str, Any]], path: Path) -> None:
+    """A row for each model: ours and vLLM's own on the same axes, by the age of the sessions."""
     from matplotlib import pyplot  # pyright: ignore[reportMissingImports]
 
     models = sorted({report["plan"]["model"] for report in reports.values()})
-    shown = ("tick_ms", "host_cpu_ms_per_chunk", "rss_mib", "table_blocks")
-    figure, axes = pyplot.subplots(len(models), len(shown), figsize=(4 * len(shown), 3 * len(models)))
-    for row, model in enumerate(models):
-        for column, name in enumerate(shown):
-            axis = axes[row][column] if len(models) > 1 else axes[column]
-            for report in reports.values():
-                if report["plan"]["model"] != model:
+    shown = ("tick_ms", "host_cpu_ms_per_chunk", "rss_mib", "record_tokens")
+    size = (4.5 * len(shown), 3 * len(models))
+    figure, grid = pyplot.subplots(len(models), len(shown), figsize=size, squeeze=False)
+    for row, model in zip(grid, models, strict=True):
+        of_model = [report for report in reports.values() if report["plan"]["model"] == model]
+        for axis, name in zip(row, shown, strict=True):
+            for report in of_model:
+                points = [(s["hours"], s[name]) for s in report["stretches"] if name in s]
+                if not points:
                     continue
-                stretches = report["stretches"]
-                axis.plot([s["hours"] for s in stretches], [s[name] for s in stretches], label=report["what"])
-                if report["broke"] and stretches:
-                    axis.plot(stretches[-1]["hours"], stretches[-1][name], "x", color="black")
-            axis.set(title=f"{model}: {FIGURES[name]}", xlabel="hours of ticks", ylim=(0, None))
-    axes.flat[0].legend() if len(models) > 1 else axes[0].legend()
+                (line,) = axis.plot(*zip(*points, strict=True), label=report["what"])
+                if report["broke"]:
+                    axis.plot(*points[-1], "x", color=line.get_color(), markersize=9, markeredgewidth=2)
+            axis.set_title(f"{model}: {FIGURES[name]}", fontsize="medium")
+            axis.set(xlabel="hours of ticks", xscale="log", ylim=(0, 1.1 * axis.dataLim.y1))
+    grid[0][0].legend()
     figure.tight_layout()
     figure.savefig(path)
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from bench.endless_day_plans import Chunk
 from engine.models.family import EngineRecipe
 from engine.types import Features, Finish, Work
 from engine.vllm.settings import VllmSettings, engine_arguments
 
-Chunk = tuple[tuple[int, ...], tuple[Features, ...]]  # tokens, and the features inside them
 MAX_STEPS = 1000  # of one tick
 
 
@@ -71,8 +71,8 @@ class Ours(_Sessions):
                     waiting.discard(result.session_id)
                     self._owed[result.session_id] = said[result.session_id][-1:]
 
-    def lengths(self) -> dict[str, float]:
-        """Of the longest session: its block table, and its token list."""
+    def lengths(self) -> tuple[int, int]:
+        """Of the longest session: entries of its block table, tokens in its list."""
         return _lengths(self._core._scheduler)
 
     def num_tokens(self) -> int:
@@ -116,16 +116,16 @@ class Stock(_Sessions):
         if self.num_tokens() > self.max_model_len:
             raise Broken(f"past max_model_len={self.max_model_len} without a word")
 
-    def lengths(self) -> dict[str, float]:
+    def lengths(self) -> tuple[int, int]:
         return _lengths(self._scheduler)
 
     def num_tokens(self) -> int:
         return max((request.num_tokens for request in self._scheduler.requests.values()), default=0)
 
 
-def _lengths(scheduler: Any) -> dict[str, float]:
+def _lengths(scheduler: Any) -> tuple[int, int]:
     tables = scheduler.kv_cache_manager.coordinator.single_type_managers[0].req_to_blocks
-    return {
-        "table_blocks": max((len(table) for table in tables.values()), default=0),
-        "record_tokens": max((request.num_tokens for request in scheduler.requests.values()), default=0),
-    }
+    return (
+        max((len(table) for table in tables.values()), default=0),
+        max((request.num_tokens for request in scheduler.requests.values()), default=0),
+    )
