@@ -63,6 +63,9 @@ KV_MIB = {  # of one session at W = 1024 and S up to 256, in bf16; the start's t
 }
 
 
+QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "max": 1.0}
+
+
 @dataclass
 class Figures:
     """Of the measured time."""
@@ -92,6 +95,22 @@ class Figures:
                 self.ended.append(str(item.error))
             case Error():
                 self.errors.append(item.message)
+
+    def report(self, seconds: float, num_sessions: int) -> dict[str, Any]:
+        ordered = sorted(1e3 * value for value in self.lateness_s)
+        return {
+            "lateness_ms": {q: round(ordered[int(f * (len(ordered) - 1))], 2) for q, f in QUANTILES.items()}
+            if ordered
+            else None,
+            "samples": len(ordered),
+            "misses": self.num_misses,
+            "ticks": self.ticks,
+            "tokens": self.tokens,
+            "audio_taken_in_fraction": round(self.audio_ms / (1e3 * seconds * num_sessions), 3),
+            "ended": self.ended,
+            "errors": self.errors[:5],
+            "feeder_late_ms": round(self.loop_late_ms, 1),
+        }
 
 
 def main() -> None:
@@ -197,48 +216,38 @@ async def measure(
         await feed(conductor, sessions, seconds, figures)
         cpu_s = time.process_time() - cpu_s
         figures.is_on = False
-        parts = probe.report()
-        late = probe.late_report()
-        limits, stats = engine.limits, engine.stats()
-        memory = device_memory() if settings.device == "cuda" else None
+        result = {
+            "start_s": round(start_s, 1),
+            "rehearsal": rehearsed,
+            "seconds": seconds,
+            "process_cpu_cores": round(cpu_s / seconds, 2),
+            **figures.report(seconds, num_sessions),
+            **account(conductor, engine),
+            "memory": device_memory() if settings.device == "cuda" else None,
+            "parts": probe.report(),
+            "late": probe.late_report(),
+        }
     finally:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await conductor.close()
+    parts = result["parts"]
     parts["busy_fraction"] = round(parts["device_ms"] / (1e3 * seconds), 3)
-    lateness = sorted(1e3 * value for value in figures.lateness_s)
+    options = {key: value for key, value in asdict(settings).items() if value is not None}
+    return {"sessions": num_sessions, "budget_s": budget_s, "settings": options} | result
+
+
+def account(conductor: Conductor, engine: ProbedEngine) -> dict[str, Any]:
+    """Of the engine: its memory, what the sessions hold of it, and whether it failed."""
+    limits, stats = engine.limits, engine.stats()
     return {
-        "sessions": num_sessions,
-        "seconds": seconds,
-        "budget_s": budget_s,
-        "start_s": round(start_s, 1),
-        "rehearsal": rehearsed,
-        "settings": {k: v for k, v in asdict(settings).items() if v is not None},
-        "lateness_ms": {q: round(lateness[int(f * (len(lateness) - 1))], 2) for q, f in QUANTILES.items()}
-        if lateness
-        else None,
-        "samples": len(lateness),
-        "misses": figures.num_misses,
-        "ticks": figures.ticks,
-        "tokens": figures.tokens,
-        "audio_taken_in_fraction": round(figures.audio_ms / (1e3 * seconds * num_sessions), 3),
-        "ended": figures.ended,
-        "errors": figures.errors[:5],
         "engine_failures": conductor.num_engine_failures,
-        "feeder_late_ms": round(figures.loop_late_ms, 1),
-        "process_cpu_cores": round(cpu_s / seconds, 2),
         "footprint": asdict(engine.footprint),
         "kv_blocks_used": stats.kv_blocks_used,
         "kv_blocks": limits.num_kv_blocks,
         "blocks_per_session": limits.blocks_per_session,
-        "memory": memory,
-        "parts": parts,
-        "late": late,
     }
-
-
-QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "max": 1.0}
 
 
 async def rehearsed_as_served(conductor: Conductor, family: Family) -> dict[str, Any]:

@@ -35,6 +35,13 @@ class Clock:
         event.record()
         return event
 
+    def settle(self) -> None:
+        """Wait until the device has passed all marks made so far."""
+        if self._on_device:
+            import torch
+
+            torch.cuda.synchronize()
+
     def ms(self, start: Any, end: Any) -> float:
         return start.elapsed_time(end) if self._on_device else 1e3 * (end - start)
 
@@ -162,6 +169,7 @@ class Probe:
     def late_report(self) -> dict[str, Any]:
         """What was compiled and what was slow, and the steps that were slow on the device (host: `slow`)."""
         steps = [*self.early_steps, *self.steps]
+        self.clock.settle()
         spans = [(self.clock.ms(*step.span), step) for step in steps]
         slow = [
             {"phase": step.phase, "device_ms": round(ms), "host_ms": round(step.host_ms)} | step.composition()
@@ -174,13 +182,15 @@ class Probe:
         """Milliseconds. Decode: a step in which all only decode. Prefill: what a step's chunks add to that
         beside their encoding, by chunk."""
         self.is_on = False
-        spans = [self.clock.ms(*step.span) for step in self.steps]
+        steps = list(self.steps)  # the engine runs on
+        self.clock.settle()
+        spans = [self.clock.ms(*step.span) for step in steps]
         encoder_ms = [self.clock.ms(*span) for span in self.encoder]
         sampling_ms = [self.clock.ms(*span) for span in self.sampling]
-        num_items = sum(step.num_items for step in self.steps) or 1
-        num_chunks = sum(step.num_chunks for step in self.steps) or 1
-        decodes = [(ms, s) for ms, s in zip(spans, self.steps, strict=True) if not s.num_chunks]
-        mixed = [(ms, s) for ms, s in zip(spans, self.steps, strict=True) if s.num_chunks]
+        num_items = sum(step.num_items for step in steps) or 1
+        num_chunks = sum(step.num_chunks for step in steps) or 1
+        decodes = [(ms, s) for ms, s in zip(spans, steps, strict=True) if not s.num_chunks]
+        mixed = [(ms, s) for ms, s in zip(spans, steps, strict=True) if s.num_chunks]
         decode_ms = statistics.median(ms for ms, _ in decodes) if decodes else 0.0
         extra = (
             sum(ms for ms, _ in mixed)
@@ -188,20 +198,20 @@ class Probe:
             - decode_ms * sum(s.num_decodes > 0 for _, s in mixed)
         )
         parts = sum(num for num, _ in self.features) or 1
-        decoded = sum(step.num_decodes for step in self.steps)
+        decoded = sum(step.num_decodes for step in steps)
         return {
-            "steps": len(self.steps),
+            "steps": len(steps),
             "steps_with_chunks": len(mixed),
             "chunks": num_chunks,
-            "tokens_of_a_chunk": round(sum(s.num_prefill for s in self.steps) / num_chunks, 1),
+            "tokens_of_a_chunk": round(sum(s.num_prefill for s in steps) / num_chunks, 1),
             "decoded_tokens": decoded,
-            "batch_of_a_decode_step": round(decoded / max(1, sum(s.num_decodes > 0 for s in self.steps)), 1),
+            "batch_of_a_decode_step": round(decoded / max(1, sum(s.num_decodes > 0 for s in steps)), 1),
             "a_chunk_ms": {
                 "features": round(sum(ms for _, ms in self.features) / parts, 3),
                 "host_submit": round(statistics.median(self.submits), 3) if self.submits else None,
                 "encoder": round(sum(encoder_ms) / num_items, 3),
                 "prefill": round(max(0.0, extra) / num_chunks, 3),
-                "decode": round(decode_ms * sum(s.num_decodes > 0 for s in self.steps) / num_chunks, 3),
+                "decode": round(decode_ms * sum(s.num_decodes > 0 for s in steps) / num_chunks, 3),
                 "sampling": round(sum(sampling_ms) / num_chunks, 3),
             },
             "a_step_ms": {
@@ -210,7 +220,7 @@ class Probe:
                 "encoder_call": spread(encoder_ms),
                 "sampling": spread(sampling_ms),
                 "features_call": spread([ms for _, ms in self.features]),
-                "host": spread([step.host_ms for step in self.steps]),
+                "host": spread([step.host_ms for step in steps]),
                 "submit": spread(self.submits),
             },
             "device_ms": round(sum(spans) + sum(sampling_ms), 1),
