@@ -28,8 +28,8 @@ class LayoutCheck:
         self.lengths = sorted({shortest, longest, *(n for n in between if shortest <= n <= longest)})
         """Frames of the items by which the layout is proved: the shortest, the longest, and some between."""
 
-    def check(self, item: Features) -> None:
-        """Raises ValueError, which says what is wrong."""
+    def check(self, item: Features) -> int:
+        """The item's frames. Raises ValueError, which says what is wrong."""
         tensors = item.tensors
         if tensors.keys() != self._tensors.keys():
             given, known = (", ".join(sorted(names)) for names in (tensors, self._tensors))
@@ -53,6 +53,7 @@ class LayoutCheck:
                 )
         assert num_frames is not None
         self._check_length(item, num_frames)
+        return num_frames
 
     def _check_length(self, item: Features, num_frames: int) -> None:
         layout = self._layout

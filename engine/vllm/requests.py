@@ -5,12 +5,18 @@ from __future__ import annotations
 import itertools
 import math
 import time
+from collections.abc import Mapping
 
 import torch
 from transformers import BatchFeature
 from vllm.config import VllmConfig
 from vllm.multimodal import MULTIMODAL_REGISTRY
-from vllm.multimodal.inputs import MultiModalFeatureSpec, MultiModalKwargsItems, PlaceholderRange
+from vllm.multimodal.inputs import (
+    MultiModalFeatureSpec,
+    MultiModalFieldConfig,
+    MultiModalKwargsItems,
+    PlaceholderRange,
+)
 from vllm.sampling_params import SamplingParams
 from vllm.v1.engine import EngineCoreRequest
 
@@ -32,6 +38,7 @@ class RequestBuilder:
         """Without a `layout` the shapes of features are not looked at."""
         self._modality = modality
         self._layout = None if layout is None else LayoutCheck(layout)
+        self._fields_of_length: dict[int, Mapping[str, MultiModalFieldConfig]] = {}  # frames -> fields
         self._item_numbers = itertools.count()
         self._processor = (
             MULTIMODAL_REGISTRY.create_processor(vllm_config.model_config) if modality is not None else None
@@ -60,17 +67,12 @@ class RequestBuilder:
         """`identifier` must be new for ever: it is the key of the encoder's cache, and a key that comes back
         before the worker has forgotten it brings back what was heard then. A work's pieces share its `seq`.
         """
-        assert self._processor is not None and self._modality is not None
-        if self._layout is not None:
-            self._layout.check(item)
+        assert self._modality is not None
         inputs = BatchFeature(dict(item.tensors))
-        fields = self._processor._get_mm_fields_config(inputs, {})  # which tensor is cut how, stays where
+        fields = self._fields(item, inputs)
         for name, tensor in item.tensors.items():
             if torch.is_tensor(tensor) and tensor.is_floating_point() and not _is_finite(tensor):
                 raise ValueError(f"{name} holds values that are not finite")
-        unknown = sorted(set(item.tensors) - set(fields))
-        if unknown:
-            raise ValueError(f"the model knows no features named {', '.join(unknown)}")
         items = MultiModalKwargsItems.from_hf_inputs(inputs, fields).get(self._modality, ())
         if len(items) != 1:
             raise ValueError(f"the tensors hold {len(items)} items, not one")
@@ -80,6 +82,25 @@ class RequestBuilder:
             identifier=identifier,
             mm_position=PlaceholderRange(offset=item.offset, length=item.num_tokens),
         )
+
+    def _fields(self, item: Features, inputs: BatchFeature) -> Mapping[str, MultiModalFieldConfig]:
+        """Which tensor is cut how, and which stays on the CPU.
+
+        vLLM's answer takes longer than all else in a request. By a family's layout it depends on nothing but
+        the item's length, so it is asked once for each.
+        """
+        num_frames = None if self._layout is None else self._layout.check(item)
+        if num_frames is not None and (known := self._fields_of_length.get(num_frames)) is not None:
+            return known
+        assert self._processor is not None
+        fields = self._processor._get_mm_fields_config(inputs, {})
+        unknown = sorted(set(item.tensors) - set(fields))
+        if unknown:
+            raise ValueError(f"the model knows no features named {', '.join(unknown)}")
+        fields = {name: fields[name] for name in item.tensors}  # not those of images
+        if num_frames is not None:
+            self._fields_of_length[num_frames] = fields
+        return fields
 
 
 def _is_finite(tensor: torch.Tensor) -> bool:

@@ -153,3 +153,26 @@ def test_an_item_longer_than_stated_is_refused(stepper, omni):
     work = stepper.work("bad", (5,) * item.num_tokens, 4, features=[item])
     stepper.submit(work)
     assert f"an item has {longest} frames; it may have" in stepper.final(work).error
+
+
+def test_an_item_of_a_known_length_is_cut_as_vllm_cuts_it(stepper, omni):
+    """How a length is cut is asked once: with and without that memory the same reaches the encoder."""
+    from engine.vllm.requests import RequestBuilder
+
+    config, recipe = stepper.core._core.vllm_config, omni.engine_recipe()
+    knows, asks = RequestBuilder(config, "audio", recipe.layout), RequestBuilder(config, "audio")
+    tokens, features = heard(omni)
+    for brighter in (0.0, 1.0, 2.0):
+        items = [with_mel(item, lambda mel, more=brighter: mel + more) for item in features]
+        work = stepper.work("a", tokens, features=items)
+        ours, theirs = (builder.build("a", work).mm_features for builder in (knows, asks))
+        for one, other, item in zip(ours, theirs, items, strict=True):
+            assert one.data.keys() == other.data.keys() == item.tensors.keys()
+            for name, element in one.data.items():
+                assert torch.equal(element.data, other.data[name].data)
+                assert element.field == other.data[name].field  # how the batch puts it together
+    assert len(knows._fields_of_length) == len({num_frames(item) for item in features})
+
+
+def num_frames(item: Features) -> int:
+    return item.tensors[main_name(item)].shape[-1]
