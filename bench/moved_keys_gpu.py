@@ -16,8 +16,10 @@ logits    One text through an engine that compacts 64 tokens at a time and throu
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import gc
 import json
+import signal
 import sys
 import tempfile
 import time
@@ -26,6 +28,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from bench.provenance import provenance
 from engine.models.family import EngineRecipe
 from engine.types import Finish, Work
 from engine.vllm.environment import prepare_process, repair_torch_companions
@@ -78,7 +81,7 @@ def engine(
         max_sessions=8,
         max_batch_tokens=512,
         kv_cache_bytes=1 << 28,
-        gpu_memory_utilization=0.3,
+        gpu_memory_utilization=0.1,
         dtype=dtype,
         eager=eager or device == "cpu",
         window_tokens=WINDOW,
@@ -171,21 +174,43 @@ def logits_of(core: Any, tokens: list[int]) -> tuple[Any, int]:
     return torch.cat(recorded), num_compactions
 
 
-def study(name: str, directory: Path, device: str, eager: bool, overrides: dict[str, Any]) -> dict[str, Any]:
-    import torch
+class Runs:
+    """The text's logits by engine; one that several rows compare with is started once."""
 
-    generator = torch.Generator().manual_seed(1)
-    text = torch.randint(10, 2000, (NUM_TOKENS,), generator=generator).tolist()
+    def __init__(self, root: Path, device: str) -> None:
+        import torch
+
+        self.root, self.device = root, device
+        generator = torch.Generator().manual_seed(1)
+        self._text = torch.randint(10, 2000, (NUM_TOKENS,), generator=generator).tolist()
+        self._kept: dict[Any, Any] = {}
+
+    def moved(self, name: str, eager: bool, overrides: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        """With compaction; and what is measured of it."""
+        with engine(self.root / name, self.device, eager, SLACK, **overrides) as core:
+            row: dict[str, Any] = dict(keys_error(core, self.device))
+            logits, row["num_compactions"] = logits_of(core, self._text)
+        return logits, row
+
+    def kept(self, name: str, eager: bool, overrides: dict[str, Any], dtype: str = "bfloat16") -> Any:
+        """Without. Of the same rounding only where it is as eager: compiled steps round elsewhere."""
+        key = (name, eager, dtype, *overrides.items())
+        if key not in self._kept:
+            with engine(self.root / name, self.device, eager, 0, dtype, **overrides) as core:
+                self._kept[key], _ = logits_of(core, self._text)
+        return self._kept[key]
+
+
+def study(runs: Runs, name: str, eager: bool, overrides: dict[str, Any]) -> dict[str, Any]:
     row: dict[str, Any] = {"model": name, "graphs": not eager, **overrides}
     started = time.perf_counter()
-    with engine(directory, device, eager, SLACK, **overrides) as core:
-        row |= keys_error(core, device)
-        moved, row["num_compactions"] = logits_of(core, text)
-    with engine(directory, device, eager, 0, **overrides) as core:
-        kept, _ = logits_of(core, text)
-    finer = "bfloat16" if overrides else "float16" if device == "cuda" else "float32"
-    with engine(directory, device, eager, 0, finer) as core:
-        true, _ = logits_of(core, text)
+    moved, measured = runs.moved(name, eager, overrides)
+    row |= measured
+    kept = runs.kept(name, eager, overrides)
+    if overrides:
+        true = runs.kept(name, eager, {})
+    else:
+        true = runs.kept(name, True, {}, "float16" if runs.device == "cuda" else "float32")
     first = (WINDOW + SLACK) // CHUNK
     for what, one, other in (("compaction", moved, kept), ("rounding", kept, true)):
         errors = (one - other).norm(dim=1) / other.norm(dim=1)
@@ -208,19 +233,22 @@ def main() -> None:
     parser.add_argument("--device", default="cuda", choices=("cpu", "cuda"))
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
+    faulthandler.register(signal.SIGTERM, chain=True)  # `timeout` shall tell where it hung
     prepare_process(options.device)
     repair_torch_companions()
     rows = []
     with tempfile.TemporaryDirectory() as root:
         for name in {variant[0]: None for variant in VARIANTS}:
             save(name, Path(root) / name)
+        runs = Runs(Path(root), options.device)
         for name, eager, overrides in VARIANTS:
             if options.device == "cpu" and (overrides or eager):
                 continue  # fp8 needs more of a CPU than this one may have
-            rows.append(study(name, Path(root) / name, options.device, eager, overrides))
+            rows.append(study(runs, name, eager, overrides))
             print(json.dumps(rows[-1], indent=1), flush=True)
-    if options.out is not None:
-        options.out.write_text(json.dumps({"part": "moved_keys", "rows": rows}, indent=1) + "\n")
+            if options.out is not None:  # each time: what comes next may be killed
+                result = provenance(options.device) | {"part": "moved_keys", "rows": rows}
+                options.out.write_text(json.dumps(result, indent=1) + "\n")
     sys.exit(not all(row["passed"] for row in rows))
 
 

@@ -14,7 +14,7 @@ import torch
 from vllm import _custom_ops as ops
 
 from engine.engine import EngineError
-from kernels.rebase import Rotation, turn_table
+from kernels.rebase import Rotation, check_moves, turn_table
 from kernels.rebase.reference import rounded
 
 _BASE = 8  # digits that every dtype holds exactly, fp8 (e4m3) too
@@ -99,7 +99,11 @@ class PackedKeys:
         self._turned = turned.numpy()
 
     def move(self, block_ids: np.ndarray, distances: np.ndarray) -> None:
-        """Turn blocks back in place in every layer, each by its own distance (tokens), in float32."""
+        """Turn blocks back in place in every layer, each by its own distance (tokens), in float32.
+
+        int64 [num_moved] both. Raises what `check_moves` raises.
+        """
+        check_moves(block_ids, distances, len(self._layers[0]))
         different, turn_ids = np.unique(distances, return_inverse=True)
         cos, sin = np.split(turn_table(different, self._rotation), 2, axis=1)
         own = torch.from_numpy(np.where(self._turned, cos[:, self._pair], np.float32(1.0)))

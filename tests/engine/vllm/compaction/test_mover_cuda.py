@@ -1,4 +1,7 @@
-"""The mover on vLLM's CUDA layout, in Triton's interpreter (for a GPU: bench/moved_keys_gpu.py)."""
+"""The mover on vLLM's CUDA layout: on a GPU, or where there is none in Triton's interpreter.
+
+In the whole engine: bench/moved_keys_gpu.py.
+"""
 
 from __future__ import annotations
 
@@ -14,18 +17,16 @@ from torch import nn
 
 from kernels.rebase import Rotation, rebase_keys_reference
 
-pytestmark = [
-    pytest.mark.vllm,
-    pytest.mark.skipif(
-        torch.cuda.is_available(), reason="interpreted kernels would stay so for the GPU's tests"
-    ),
-]
+pytestmark = pytest.mark.vllm
 
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 NUM_BLOCKS, HEADS, SLOTS, SIZE = 6, 2, 16, 64
 
 
 @pytest.fixture(scope="module", autouse=True)
 def interpreted() -> None:
+    if DEVICE == "cuda":
+        return
     import triton.language as tl
     from triton_interpreter import interpret  # pyright: ignore[reportMissingImports]
 
@@ -43,7 +44,7 @@ def config() -> Iterator[None]:
 def rope(theta: float) -> nn.Module:
     from vllm.model_executor.layers.rotary_embedding import get_rope
 
-    return get_rope(SIZE, 4096, True, {"rope_theta": theta}, torch.bfloat16)
+    return get_rope(SIZE, 4096, True, {"rope_theta": theta}, torch.bfloat16).to(DEVICE)
 
 
 class Attention(nn.Module):
@@ -74,7 +75,7 @@ def runner(thetas: list[float], *, dtype: torch.dtype = torch.bfloat16, nhd: boo
     generator, layers, blocks = torch.Generator().manual_seed(0), {}, []
     shape = (NUM_BLOCKS, SLOTS, HEADS, 2 * SIZE) if nhd else (NUM_BLOCKS, HEADS, SLOTS, 2 * SIZE)
     for index, theta in enumerate(thetas):
-        cache = torch.randn(shape, generator=generator).to(dtype)
+        cache = torch.randn(shape, generator=generator).to(DEVICE, dtype)
         cache = cache.view(torch.uint8) if dtype == torch.float8_e4m3fn else cache
         cache = cache.transpose(1, 2) if nhd else cache
         layer = Attention(cache, "fp8" if dtype == torch.float8_e4m3fn else "auto")
@@ -84,7 +85,7 @@ def runner(thetas: list[float], *, dtype: torch.dtype = torch.bfloat16, nhd: boo
         layers[f"layers.{index}.attn"] = layer
     model = nn.ModuleList(blocks)
     return SimpleNamespace(
-        device=torch.device("cuda"),
+        device=torch.device("cuda"),  # also where the kernel is interpreted: it shall take CUDA's way
         kv_cache_config=KVCacheConfig(NUM_BLOCKS, [], [KVCacheGroupSpec(list(layers), spec)]),
         compilation_config=SimpleNamespace(static_forward_context=layers),
         get_model=lambda: model,
@@ -115,10 +116,11 @@ def test_all_layers_turn_by_their_own_rotation(thetas: list[float], dtype: torch
         torch.testing.assert_close(found.float(), want.float(), atol=eps / 8, rtol=eps)
         assert (found.float() != want.float()).float().mean() < 0.01
         others = [block for block in range(1, NUM_BLOCKS) if block not in (4, 2, 5)]
-        new, old = layer.kv_cache.view(dtype), old.view(dtype)
-        assert torch.equal(new[others].view(torch.uint8), old[others].view(torch.uint8))
-        values = (new[..., SIZE:].contiguous(), old[..., SIZE:].contiguous())
-        assert torch.equal(*(part.view(torch.uint8) for part in values))
+        # Compared as bytes: fp8 cannot be indexed everywhere.
+        new, old = layer.kv_cache.view(torch.uint8), old.view(torch.uint8)
+        assert torch.equal(new[others], old[others])
+        values = SIZE * dtype.itemsize
+        assert torch.equal(new[..., values:], old[..., values:])
 
 
 def test_layers_that_keep_another_cache_are_refused() -> None:
