@@ -19,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from engine.audio.speech import SpeechDetector
 from engine.engine import Engine, EngineError
-from engine.errors import EngineFailure, Leaving, SessionError
+from engine.errors import EngineFailure, Leaving, SessionError, SessionFault
 from engine.events import Warning
 from engine.faults import P, contained
 from engine.models.family import Family
@@ -228,19 +228,28 @@ class Conductor:
             works, self._outbox = self._outbox, []
             self._engine.submit(works)
 
-    def _hear(self, batch: list[Hearing]) -> list[Intake]:
+    def _hear(self, batch: list[Hearing]) -> list[Intake | None]:
+        """None for a hearing that failed by itself."""
         try:
-            return self.family.hear(batch)
+            intakes: list[Intake | None] = [*self.family.hear(batch)]
+            if len(intakes) != len(batch):
+                raise RuntimeError(f"{len(intakes)} intakes came of {len(batch)} hearings")
+            return intakes
         except Exception:
-            # The family promises not to; if it does, its sessions lose this audio and no one else anything.
-            log.exception("hearing of %d sessions failed", len(batch))
-            return [Intake() for _ in batch]
+            names = ", ".join(hearing.session_id for hearing in batch)
+            log.exception("the audio of %s could not be heard", names)
+            return [None] if len(batch) == 1 else [self._hear([hearing])[0] for hearing in batch]
 
-    def _on_heard(self, batch: list[Hearing], intakes: list[Intake]) -> None:
+    def _on_heard(self, batch: list[Hearing], intakes: list[Intake | None]) -> None:
         self._is_hearing = False
         now = time.monotonic()
         for hearing, intake in zip(batch, intakes, strict=True):
-            if (session := self.scheduler.get(hearing.session_id)) is not None:
+            if (session := self.scheduler.get(hearing.session_id)) is None:
+                continue
+            if intake is None:
+                session.tally.faults += 1
+                self._carry_out(session, [Close(SessionFault())])
+            else:
                 self._tell(session, session.on_heard, intake, hearing.is_final, now)
         self._after_events()
 

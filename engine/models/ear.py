@@ -8,7 +8,8 @@ times as much) that is not quiet. The end of a segment or a turn always gets its
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, field
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -72,9 +73,14 @@ class Ear:
 
     def reset(self) -> None:
         """As new, for the next turn."""
-        fresh = Ear()
+        self.become(Ear())
+
+    def copy(self) -> Ear:
+        return replace(self, prefix=deepcopy(self.prefix), words=[*self.words])
+
+    def become(self, other: Ear) -> None:
         for name in ("audio", "num_passed", "prefix", "words", "num_tokens"):
-            setattr(self, name, getattr(fresh, name))
+            setattr(self, name, getattr(other, name))
 
     def _is_worth_a_pass(self) -> bool:
         new = self.audio[self.num_passed :]

@@ -124,8 +124,9 @@ class Family(ABC):
     def hear(self, batch: Sequence[Hearing]) -> list[Intake]:
         """Turn the audio of all due sessions into intakes, in order.
 
-        Runs on one worker thread, never twice at once. A hearing that fails must not spoil the others: it
-        gives an empty Intake. After a final hearing the ear is as new for the next turn.
+        Runs on one worker thread, never twice at once. After a final hearing the ear is as new for the next
+        turn. May raise, and then leaves every ear as it was: each hearing is tried again by itself, and one
+        that raises alone ends its session, and no other.
         """
 
     def warm_up(self) -> None:  # noqa: B027 - a hook, not a duty

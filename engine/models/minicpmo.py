@@ -8,10 +8,9 @@ stands in engine/vllm/minicpmo.py.
 
 from __future__ import annotations
 
-import logging
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
@@ -29,8 +28,6 @@ if TYPE_CHECKING:
 
     from engine.models.log_mel import LogMel
     from engine.models.minicpmo_mel import MelStream, StreamingLogMel
-
-log = logging.getLogger(__name__)
 
 FIRST_EXTRA_SAMPLES = 560
 """4.5: silence before a stream, so that its first second fills a unit with its margin (published: 35 ms).
@@ -66,6 +63,14 @@ class Ear:
 
     def reset(self) -> None:
         self.rest, self.mel, self.num_units = _NOTHING, None, 0
+
+    def copy(self) -> Ear:
+        mel = None if self.mel is None else replace(self.mel, peaks=self.mel.peaks.copy())
+        return replace(self, mel=mel)
+
+    def become(self, other: Ear) -> None:
+        self.rest, self.mel, self.num_units = other.rest, other.mel, other.num_units
+        self.is_continuous = other.is_continuous
 
 
 class MiniCPMO(Family):
@@ -175,24 +180,20 @@ class MiniCPMO(Family):
 
     def hear(self, batch: Sequence[Hearing]) -> list[Intake]:
         """Whole seconds only; less waits for more, and at the end of a turn it is filled up with silence."""
-        taken = [self._take(hearing) for hearing in batch]
-        try:
-            items = iter(self._items([unit for units in taken for unit in units]))
-        except Exception:
-            log.exception("the features of %d sessions could not be computed", len(batch))
-            for hearing in batch:
-                hearing.ear.reset()
-            return [Intake() for _ in batch]
+        ears: list[Ear] = [hearing.ear.copy() for hearing in batch]
+        taken = [self._take(ear, hearing) for ear, hearing in zip(ears, batch, strict=True)]
+        items = iter(self._items([unit for units in taken for unit in units]))
         intakes = []
-        for hearing, units in zip(batch, taken, strict=True):
+        for ear, hearing, units in zip(ears, batch, taken, strict=True):
             intakes.append(self._intake([next(items) for _ in units], hearing.mode))
             if hearing.is_final and hearing.mode is not TurnMode.CONTINUOUS:
-                hearing.ear.reset()
+                ear.reset()
+        for ear, hearing in zip(ears, batch, strict=True):
+            hearing.ear.become(ear)  # only now: nothing can fail any more
         return intakes
 
-    def _take(self, hearing: Hearing) -> list[tuple[Ear, Pcm]]:
+    def _take(self, ear: Ear, hearing: Hearing) -> list[tuple[Ear, Pcm]]:
         """The seconds that are to be encoded now."""
-        ear: Ear = hearing.ear
         is_continuous = hearing.mode is TurnMode.CONTINUOUS
         if ear.is_continuous is not is_continuous:
             ear.reset()

@@ -12,7 +12,6 @@ depends on what else a session holds.
 
 from __future__ import annotations
 
-import logging
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -30,8 +29,6 @@ from engine.types import SAMPLE_RATE, Features, Hearing, Intake, Pcm, Sampling, 
 
 if TYPE_CHECKING:
     from engine.models.log_mel import LogMel
-
-log = logging.getLogger(__name__)
 
 BLOCK_SAMPLES = 2 * SAMPLE_RATE
 """What is encoded at once: Qwen2.5-Omni's own block, and two of Qwen3-Omni's convolutions."""
@@ -163,16 +160,19 @@ class QwenOmni(Family):
         self._mel([np.zeros(BLOCK_SAMPLES, np.float32)])
 
     def hear(self, batch: Sequence[Hearing]) -> list[Intake]:
-        parts = [self._take(hearing) for hearing in batch]
-        features = iter(self._features([part for of_one in parts for part in of_one]))
-        return [self._intake([next(features) for _ in of_one]) for of_one in parts]
+        taken = [self._take(hearing) for hearing in batch]
+        mels = iter(self._mel([part for parts, _ in taken for part in parts]))
+        intakes = [self._intake([self._item(next(mels)) for _ in parts]) for parts, _ in taken]
+        for hearing, (_, rest) in zip(batch, taken, strict=True):
+            hearing.ear.rest = rest  # only now: nothing can fail any more
+        return intakes
 
     @cached_property
     def _mel(self) -> LogMel:
         return self._make_mel()  # late: it imports torch
 
-    def _take(self, hearing: Hearing) -> list[Pcm]:
-        """Parts of at most a block to be encoded now; what waits for more audio stays in the ear."""
+    def _take(self, hearing: Hearing) -> tuple[list[Pcm], Pcm]:
+        """Parts of at most a block to be encoded now; what waits for more audio."""
         ear: Ear = hearing.ear
         audio = hearing.audio if not len(ear.rest) else np.concatenate([ear.rest, hearing.audio])
         if len(audio) and not (audio.min() >= -1.0 and audio.max() <= 1.0):  # nor where NaN is among them
@@ -188,19 +188,7 @@ class QwenOmni(Family):
         elif hearing.is_final:
             last, rest = self._ended(rest), _NOTHING
             parts += [last] if len(last) else []
-        ear.rest = rest.copy()
-        return parts
-
-    def _features(self, parts: list[Pcm]) -> list[Features | None]:
-        """In order; None for a part that could not be computed, even alone."""
-        try:
-            mels = self._mel(parts)
-        except Exception:
-            if len(parts) > 1:
-                return [self._features([part])[0] for part in parts]
-            log.exception("the features of %d samples could not be computed", len(parts[0]))
-            return [None]
-        return [self._item(mel) for mel in mels]
+        return parts, rest.copy()
 
     def _item(self, mel: Any) -> Features:
         import torch
@@ -216,13 +204,12 @@ class QwenOmni(Family):
             },
         )
 
-    def _intake(self, items: Sequence[Features | None]) -> Intake:
+    def _intake(self, items: Sequence[Features]) -> Intake:
         placed: list[Features] = []
         num_tokens = 0
         for item in items:
-            if item is not None:
-                placed.append(Features(num_tokens, item.num_tokens, item.tensors))
-                num_tokens += item.num_tokens
+            placed.append(Features(num_tokens, item.num_tokens, item.tensors))
+            num_tokens += item.num_tokens
         return Intake((self._audio_pad,) * num_tokens, tuple(placed))
 
 

@@ -7,8 +7,7 @@ turn the rest. They are appended as text tokens, so nothing is ever computed twi
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +15,7 @@ import numpy as np
 from engine.models.ear import Ear, Pass
 from engine.models.family import Detokenizer, EngineRecipe, Family, FamilyInfo
 from engine.models.text import TextCodec
-from engine.models.whisper import NOTHING, WINDOWS_S, Heard, Whisper
+from engine.models.whisper import WINDOWS_S, Heard, Whisper
 from engine.types import SAMPLE_RATE, Hearing, Intake, Pcm, Sampling, TurnMode
 
 log = logging.getLogger(__name__)
@@ -100,22 +99,18 @@ class SmolLM2Whisper(Family):
         return Ear()
 
     def hear(self, batch: Sequence[Hearing]) -> list[Intake]:
+        ears: list[Ear] = [hearing.ear.copy() for hearing in batch]
         due: list[tuple[int, Pass, Pcm]] = []
         for i, hearing in enumerate(batch):
-            with _logged(hearing):
-                due += [(i, kind, audio) for kind, audio in hearing.ear.take(hearing.audio, hearing.is_final)]
+            due += [(i, kind, audio) for kind, audio in ears[i].take(hearing.audio, hearing.is_final)]
         due = _affordable(due)
         results = self._transcribe([audio for _, _, audio in due])
         new_words: list[list[str]] = [[] for _ in batch]
         for (i, kind, _), heard in zip(due, results, strict=True):
-            with _logged(batch[i]):
-                new_words[i] += batch[i].ear.heard(kind, heard.words)
-        intakes = []
-        for hearing, words in zip(batch, new_words, strict=True):
-            intake = Intake(transcript="" if hearing.is_final else None)
-            with _logged(hearing):
-                intake = self._intake(hearing, words)
-            intakes.append(intake)
+            new_words[i] += ears[i].heard(kind, heard.words)
+        intakes = [self._intake(*of_one) for of_one in zip(batch, ears, new_words, strict=True)]
+        for hearing, ear in zip(batch, ears, strict=True):
+            hearing.ear.become(ear)  # only now: nothing can fail any more
         return intakes
 
     def warm_up(self) -> None:
@@ -124,19 +119,10 @@ class SmolLM2Whisper(Family):
             self._whisper.transcribe([rng.normal(0, 0.1, (window - 2) * SAMPLE_RATE).astype(np.float32)])
 
     def _transcribe(self, audios: list[Pcm]) -> list[Heard]:
-        """One result per recording; nothing heard where the recogniser failed on it, even alone."""
-        results: list[Heard] = []
-        for start in range(0, len(audios), MAX_BATCH):
-            part = audios[start : start + MAX_BATCH]
-            try:
-                results += self._whisper.transcribe(part)
-            except Exception:
-                log.exception("the recogniser failed on %d recordings", len(part))
-                results += [NOTHING] if len(part) == 1 else [self._transcribe([a])[0] for a in part]
-        return results
+        parts = (audios[start : start + MAX_BATCH] for start in range(0, len(audios), MAX_BATCH))
+        return [heard for part in parts for heard in self._whisper.transcribe(part)]
 
-    def _intake(self, hearing: Hearing, words: list[str]) -> Intake:
-        ear: Ear = hearing.ear
+    def _intake(self, hearing: Hearing, ear: Ear, words: list[str]) -> Intake:
         tokens: list[int] = []
         for word in words:
             # Word by word gives the tokens of the whole text: the pre-tokenizer splits before every space.
@@ -165,15 +151,6 @@ def _affordable(due: list[tuple[int, Pass, Pcm]]) -> list[tuple[int, Pass, Pcm]]
                 continue
         kept.append(item)
     return kept
-
-
-@contextmanager
-def _logged(hearing: Hearing) -> Iterator[None]:
-    """A fault in one session's hearing stays in it."""
-    try:
-        yield
-    except Exception:
-        log.exception("session %s: its audio could not be heard", hearing.session_id)
 
 
 DEFAULT_INSTRUCTIONS = (

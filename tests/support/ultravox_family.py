@@ -117,7 +117,6 @@ class TinyUltravox(Family):
         if hearing.is_final:
             audio = np.pad(audio, (0, -len(audio) % _TOKEN_SAMPLES))
         num_samples = len(audio) - len(audio) % _TOKEN_SAMPLES
-        ear.rest = audio[num_samples:]
         if not np.isfinite(audio).all():
             return Intake()
         tokens: list[int] = []
@@ -126,6 +125,7 @@ class TinyUltravox(Family):
             item = self._features(audio[start : min(start + _MAX_ITEM_SAMPLES, num_samples)], len(tokens))
             tokens.extend([checkpoint.AUDIO_TOKEN_ID] * item.num_tokens)
             features.append(item)
+        ear.rest = audio[num_samples:]
         return Intake(tuple(tokens), tuple(features))
 
     def _features(self, audio: Pcm, offset: int) -> Features:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from tokenizers import Tokenizer
 
 from engine.conversation import Conversation
@@ -301,6 +302,37 @@ def test_audio_that_is_no_number_is_silence_and_harms_nobody(family):
     alone = hear(family, family.new_ear(), good, True)
     together = intakes[1].features[0].tensors["audio_features"]
     assert (alone.features[0].tensors["audio_features"] - together).abs().max() < 1e-5
+
+
+def test_features_that_fail_leave_every_ear_as_it_was(family, monkeypatch):
+    """Then each is heard alone, and goes on as if nothing had been."""
+    audio, ears = sound(5.5, 3), [family.new_ear(), family.new_ear()]
+    before, behind = audio[: 5 * 8000], audio[5 * 8000 :]
+    hear(family, ears[0], before, False, TurnMode.CONTINUOUS)
+    stream = family._mel
+    in_order = (
+        hear(family, ears[1], before, False, TurnMode.CONTINUOUS),
+        hear(family, ears[1], behind, True, TurnMode.CONTINUOUS),
+    )
+
+    def fails_late(units):
+        made = stream(units)
+        if len(units) > 4:
+            raise RuntimeError("out of memory")
+        return made
+
+    monkeypatch.setitem(family.__dict__, "_mel", fails_late)
+    batch = [
+        Hearing("a", ears[0], behind, True, TurnMode.CONTINUOUS),
+        Hearing("b", family.new_ear(), sound(4.0, 1), True, TurnMode.CONTINUOUS),
+    ]
+    with pytest.raises(RuntimeError):
+        family.hear(batch)
+    (alone,) = family.hear(batch[:1])
+    assert alone.token_ids == in_order[1].token_ids
+    for ours, theirs in zip(alone.features, in_order[1].features, strict=True):
+        for name, tensor in ours.tensors.items():
+            assert torch.equal(tensor, theirs.tensors[name])
 
 
 def test_the_family_is_found_by_the_checkpoints_configuration(model_dir):

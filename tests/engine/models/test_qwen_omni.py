@@ -185,9 +185,17 @@ def test_broken_audio_stays_in_its_session(omni, speech, monkeypatch):
         return whole(chunks)
 
     monkeypatch.setitem(omni.__dict__, "_mel", fails_on_zeros)
-    batch = [Hearing("a", omni.new_ear(), bad, True), Hearing("b", omni.new_ear(), speech[:16_000], True)]
-    a, b = omni.hear(batch)
-    assert a == Intake() and len(b.features) == 1
+    ear = omni.new_ear()
+    (begun,) = omni.hear([Hearing("b", ear, speech[:40_000], False)])
+    batch = [Hearing("a", omni.new_ear(), bad, True), Hearing("b", ear, speech[40_000:48_000], True)]
+    with pytest.raises(RuntimeError):
+        omni.hear(batch)
+    (ended,) = omni.hear(batch[1:])  # as if the other had not been there
+    whole_turn = omni.hear([Hearing("c", omni.new_ear(), speech[:48_000], True)])[0]
+    assert begun.token_ids + ended.token_ids == whole_turn.token_ids
+    (item,) = ended.features
+    ours, theirs = (i.tensors["input_audio_features"] for i in (item, whole_turn.features[1]))
+    assert torch.equal(ours, theirs)
 
 
 def encode(tower: Any, mels: list[torch.Tensor], omni: Any) -> torch.Tensor:
