@@ -93,9 +93,11 @@ def gpu_mib(device: str) -> float:
     return torch.cuda.memory_allocated() / 2**20
 
 
-def slopes(report: dict[str, Any]) -> dict[str, dict[str, float]]:
-    """Of each figure that the machine told, over the stretches in which sessions were full."""
+def slopes(report: dict[str, Any], second_half: bool = False) -> dict[str, dict[str, float]]:
+    """Of each figure that the machine told, over the stretches in which sessions were full, or the second
+    half of them: where something that fills up is full."""
     rows = report["stretches"][report["slopes_from_row"] :]
+    rows = rows[len(rows) // 2 if second_half else 0 :]
     found = {figure: slope(rows, figure) for figure in FIGURES}
     return {figure: values for figure, values in found.items() if values is not None}
 

@@ -33,7 +33,7 @@ def main() -> None:
     files = sorted((directory / "endless_day").glob("*.json"))
     reports = {path.stem: json.loads(path.read_text()) for path in files}
     for report in reports.values():
-        report["slopes"] = slopes(report)
+        report["slopes"], report["late_slopes"] = slopes(report), slopes(report, second_half=True)
     if not reports:
         raise SystemExit(f"nothing in {directory / 'endless_day'}")
     page = directory / "endless_day.md"
@@ -76,13 +76,21 @@ def _grows(found: dict[str, float] | None) -> bool:
 def _growth(report: dict[str, Any], figure: str) -> str:
     found = report["slopes"][figure]
     over = found["per_hour"] * report["hours"]
-    return f"{FIGURES[figure]} (+{over:.3g}, {over / found['mean']:+.2%}; {_bytes_a_tick(report, figure)})"
+    text = f"{FIGURES[figure]} (+{over:.3g}, {over / found['mean']:+.2%}; {_per_tick(report, found, figure)}"
+    late = report["late_slopes"].get(figure)
+    if late is not None:
+        text += (
+            f"; in the second half {'still' if _grows(late) else 'not'}: {_per_tick(report, late, figure)}"
+        )
+    return f"{text})"
 
 
-def _bytes_a_tick(report: dict[str, Any], figure: str) -> str:
-    per_tick = report["slopes"][figure]["per_hour"] * report["plan"]["budget_s"] / 3600
-    unit = {"rss_mib": 2**20, "gpu_mib": 2**20, "malloc_in_use_kib": 1024}.get(figure)
-    return f"{per_tick:.2g} a tick" if unit is None else f"{per_tick * unit:.2g} bytes a tick"
+def _per_tick(report: dict[str, Any], found: dict[str, float], figure: str) -> str:
+    scale = report["plan"]["budget_s"] / 3600
+    scale *= {"rss_mib": 2**20, "gpu_mib": 2**20, "malloc_in_use_kib": 1024}.get(figure, 1)
+    what = "bytes a tick" if figure in ("rss_mib", "gpu_mib", "malloc_in_use_kib") else "a tick"
+    rise, low, high = (scale * found[name] for name in ("per_hour", "low", "high"))
+    return f"{rise:.2g} {what}, {low:.2g} to {high:.2g}"
 
 
 def _listed(growing: list[str]) -> str:
