@@ -15,7 +15,9 @@ How far bf16 alone leads is measured too: Hugging Face in bf16 under the same ma
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import json
+import signal
 import sys
 import tempfile
 import time
@@ -26,6 +28,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from bench.provenance import provenance
 from engine.models.family import EngineRecipe
 from engine.types import Work
 from engine.vllm.environment import prepare_process, repair_torch_companions
@@ -304,13 +307,15 @@ def main() -> None:
     parser.add_argument("--device", default="cuda", choices=("cpu", "cuda"))
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
+    faulthandler.register(signal.SIGTERM, chain=True)  # `timeout` shall tell where it hung
     prepare_process(options.device)
     repair_torch_companions()
     study = STUDIES[options.study]
     with tempfile.TemporaryDirectory() as directory:
         rows = compare(study, Path(directory) / "model", options.device)
     sizes = {"window": study.window, "sinks": study.sinks}
-    options.out.write_text(json.dumps({"part": f"logits_{options.study}"} | sizes | {"rows": rows}, indent=1))
+    result = provenance(options.device) | {"part": f"logits_{options.study}"} | sizes | {"rows": rows}
+    options.out.write_text(json.dumps(result, indent=1) + "\n")
     if any("failed" in row for row in rows):
         sys.exit(1)
 

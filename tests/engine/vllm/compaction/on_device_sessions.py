@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from typing import Any
 
 from engine.models.family import EngineRecipe
@@ -14,11 +15,12 @@ def chaos(recipe: EngineRecipe, device: str, eager: bool) -> dict[str, Any]:
     from tests.engine.vllm.compaction.chaos import Chaos
 
     core = make_core(recipe, device, eager)
-    counts: dict[str, int] = {}
+    counts: Counter[str] = Counter()
     for seed in range(4 if device == "cuda" else 1):
-        counts = dict(Chaos(core, seed, 16, VOCAB_SIZE).run(1500 if device == "cuda" else 200))
-    core._core.shutdown()
-    return counts
+        counts += Chaos(core, seed, 16, VOCAB_SIZE).run(1500 if device == "cuda" else 200)
+        print(f"chaos: seed {seed} passed", flush=True)
+    core.shutdown()
+    return {str(name): count for name, count in counts.items()}
 
 
 def long(recipe: EngineRecipe, device: str, eager: bool, goal: int | None = None) -> dict[str, Any]:
@@ -51,6 +53,6 @@ def long(recipe: EngineRecipe, device: str, eager: bool, goal: int | None = None
         "blocks_bound": 32 * core.limits.blocks_per_session,
         "tokens_per_s": round(sum(ages.values()) / (time.perf_counter() - started)),
     }
-    core._core.shutdown()
+    core.shutdown()
     assert row["max_model_len"] <= 2048 and most <= row["blocks_bound"], row
     return row
