@@ -20,7 +20,7 @@ N_FFT = 400  # samples of a frame
 MAX_SPANS = 32  # computed at once: what a burst would need is not kept for ever
 _FLOOR = 1e-10  # of the power, before the logarithm
 _CPU_BANDS = 8  # the filters are narrow: a band of them needs a few of the frequencies only
-_CPU_FRAMES = 800  # computed at once: they stay in a core's cache
+_CPU_FRAMES = 800  # computed at once, or somewhat more or less: they stay in a core's cache
 
 T = TypeVar("T")
 
@@ -64,8 +64,10 @@ class MelSpectra:
         audio = self._host("audio", ((at + num - 1) * HOP + N_FFT,))
         if self._stream is None:
             mel = self._buffer("mel", (self._num_bins, at + num))
-            for first in range(0, at + num, _CPU_FRAMES):
-                some = mel[:, first : first + _CPU_FRAMES]
+            num_parts = max(1, round((at + num) / _CPU_FRAMES))
+            step = -(-(at + num) // num_parts)
+            for first in range(0, at + num, step):
+                some = mel[:, first : first + step]
                 self._compute(audio[first * HOP : (first + some.shape[1] - 1) * HOP + N_FFT], some)
         else:
             with torch.cuda.stream(self._stream):
