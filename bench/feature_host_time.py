@@ -241,7 +241,7 @@ def report(results: list[dict[str, Any]]) -> str:
         "# Host time of a chunk, from PCM to a request for the engine",
         "",
         f"Processor time of one thread in ms, no engine step, {results[0]['sessions']} sessions; medians of",
-        f"{results[0]['rounds']} rounds (least to most), beside vLLM's own renderer and input processor; how:",
+        f"{results[0]['rounds']} rounds (least to most), beside vLLM's renderer and input processor; how:",
         f"bench/feature_host_time.py. Bars: under {BAR_MS} ms, and {BAR_FACTOR:g} times less than vLLM's.",
     ]
     for result in results:
