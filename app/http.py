@@ -45,6 +45,7 @@ class Capacity(BaseModel):
 
     status: Phase
     model: str
+    checkpoint: str | None  # NAME@COMMIT on the Hub, or a directory; null where the model is embedded
     cap: int  # sessions that may be in flight now
     active: int
     free: int
@@ -93,6 +94,7 @@ async def capacity(request: Request, response: Response, require: int = 0) -> Ca
     return Capacity(
         status=service.conductor.phase,
         model=service.family.info.name,
+        checkpoint=service.family.info.checkpoint,
         cap=gate.cap,
         active=gate.in_flight,
         free=gate.free,

@@ -236,7 +236,7 @@ class Settings(BaseSettings):
     model: str = Field(
         default=DEFAULT_FAMILY,
         min_length=1,
-        description="Model family, a checkpoint's directory, or its name on the Hub; "
+        description="Model family, a checkpoint's directory, or its name on the Hub[@revision]; "
         "null: echoes, needs no model",
     )
     device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="Where the model runs")

@@ -28,6 +28,7 @@ class FamilyInfo:
     transcribes: bool  # whether a final Intake carries a transcript
     audio_tokens_per_s: float = 0.0  # placeholders a second of audio takes; 0: it hears words
     refused_modes: dict[TurnMode, str] = field(default_factory=dict)  # mode -> the reason, for people
+    checkpoint: str | None = None  # a published one: NAME@COMMIT on the Hub, or its directory
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,13 +2,16 @@
 
 A checkpoint is a directory as its makers publish it: config.json, safetensors, tokenizer, preprocessor. It is
 given by its path, or by its name on the Hub ("Qwen/Qwen2.5-Omni-7B"), which is downloaded once into the Hub
-client's own cache (HF_HOME says where).
+client's own cache (HF_HOME says where). Behind an @ the name may carry a revision: a branch, a tag, or a
+commit, which alone stays what it is. All that is read, by us and by vLLM, is read of that one commit's
+directory; a start without a revision says which commit it was.
 """
 
 from __future__ import annotations
 
 import importlib
 import json
+import logging
 import re
 from pathlib import Path
 from typing import Any
@@ -26,12 +29,16 @@ ARCHITECTURES = {
 
 EXAMPLES = ("Qwen/Qwen2.5-Omni-7B", "Qwen/Qwen3-Omni-30B-A3B-Instruct", "openbmb/MiniCPM-o-4_5")
 
+log = logging.getLogger(__name__)
+
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+_REVISION = re.compile(r"\w[\w.+-]*(/\w[\w.+-]*)*")  # branches may be named in parts: "refs/pr/3"
+_COMMIT = re.compile(r"[0-9a-f]{40}")
 _WANTED = ("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja")  # no code: none of it is ever run
 
 
 def load(model: str, progress: Progress | None = None, *, device: str = "cpu") -> Family:
-    """The family of a directory or a Hub name; `device` ("cpu" or "cuda") computes its features.
+    """The family of a directory or a Hub name[@revision]; `device` ("cpu" or "cuda") computes its features.
 
     Raises PrepareError where the checkpoint cannot be had, ValueError where it is none that we serve.
     """
@@ -40,25 +47,43 @@ def load(model: str, progress: Progress | None = None, *, device: str = "cpu") -
 
 
 def find(model: str, progress: Progress | None = None) -> Path:
-    """The checkpoint's directory; downloads it where `model` is a Hub name. Raises PrepareError."""
+    """The checkpoint's directory; downloads it where `model` is a Hub name[@revision].
+
+    Raises PrepareError.
+    """
     path = Path(model).expanduser()
     if path.is_dir():
         return path.absolute()
-    if not _HUB_NAME.fullmatch(model) or model.startswith("."):
+    name, at, revision = model.partition("@")
+    if not _HUB_NAME.fullmatch(name) or name.startswith("."):
         raise PrepareError(f"no model in {model}: there is no such directory")
+    if at and not _REVISION.fullmatch(revision):
+        raise PrepareError(
+            f"{model}: behind the @ stands a branch, a tag or a commit of {name}, and {revision!r} is none"
+        )
     from huggingface_hub import snapshot_download
 
     if progress is not None:
         progress(f"fetching {model}", 0.0)
     try:
-        return Path(snapshot_download(model, allow_patterns=list(_WANTED)))
+        directory = Path(snapshot_download(name, revision=revision or None, allow_patterns=list(_WANTED)))
     except Exception as error:  # the client raises its own, requests' and the operating system's
         first = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise PrepareError(
             f"{model} could not be downloaded: {first} Connect to the Hub and start again, or copy the "
             f"checkpoint's files (config.json, *.safetensors, tokenizer, preprocessor) into a directory and "
-            f"give its path: --model /path/to/{model.split('/')[1]}"
+            f"give its path: --model /path/to/{name.split('/')[1]}"
         ) from error
+    if not _COMMIT.fullmatch(revision):
+        log.info("%s is %s: --model with that name keeps to it", model, named(directory))
+    return directory
+
+
+def named(directory: Path) -> str:
+    """NAME@COMMIT of a directory in the Hub client's cache, the path of any other."""
+    owner_name = directory.parent.parent.name.removeprefix("models--").replace("--", "/", 1)
+    is_cached = directory.parent.name == "snapshots" and _HUB_NAME.fullmatch(owner_name) is not None
+    return f"{owner_name}@{directory.name}" if is_cached else str(directory)
 
 
 def read_config(directory: Path) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from vllm.model_executor.layers.linear import LinearBase
 from vllm.v1.engine.core import EngineCore
 
 from engine.engine import EngineError
+from engine.models.published import named
 from engine.vllm.sink_window.spec import blocks_per_session
 
 logger = logging.getLogger(__name__)
@@ -92,11 +94,11 @@ def _weights(model: torch.nn.Module, dtype_bytes: int) -> int:
     return held + dtype_bytes * sum(packed)
 
 
-def report(core: EngineCore) -> None:
+def report(core: EngineCore, model_dir: Path) -> None:
     """Log the table. Raises EngineError where the engine can serve nobody."""
     footprint = Footprint.of(core)
     footprint.check()
-    logger.info("memory of the model on its device\n%s", footprint.table())
+    logger.info("%s, memory on its device\n%s", named(model_dir), footprint.table())
 
 
 def explained(error: ValueError) -> EngineError | None:

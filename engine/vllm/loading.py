@@ -74,7 +74,7 @@ def _build(recipe: EngineRecipe, settings: VllmSettings) -> EngineCore:
             raise
         raise EngineError(f"{starting.UNFIT}: {error}") from error
     starting.report(config, core.scheduler.kv_cache_config)  # pyright: ignore[reportAttributeAccessIssue]
-    footprint.report(core)
+    footprint.report(core, recipe.model_dir)
     return core
 
 

@@ -49,7 +49,8 @@ def test_a_checkpoints_directory_is_served_and_its_memory_told(tmp_path: Path):
         "--device",
         "cpu",
     ]
-    command += ["--model", str(tiny_omni.cached(tiny_omni.NAMES[0]))]
+    checkpoint = tiny_omni.cached(tiny_omni.NAMES[0])
+    command += ["--model", str(checkpoint)]
     command += ["--max-sessions", "2", "--engine-kv-cache-gib", "0.2"]
     with log.open("w") as out:
         process = subprocess.Popen(command, stdout=out, stderr=out, env=os.environ | {"NO_COLOR": "1"})
@@ -57,6 +58,9 @@ def test_a_checkpoints_directory_is_served_and_its_memory_told(tmp_path: Path):
         assert until_ready(port, process, log)["model"] == "qwen2.5-omni"
         for row in ("weights ", "KV of a session ", "KV pool ", "encoder cache "):
             assert row in log.read_text()
+        assert f"{checkpoint}, memory on its device" in log.read_text()
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/capacity", timeout=5) as answer:
+            assert json.loads(answer.read())["checkpoint"] == str(checkpoint)
     finally:
         process.send_signal(signal.SIGTERM)
         process.wait(90)

@@ -29,7 +29,8 @@ def test_the_table_counts_what_the_engine_holds(engine_core, model_dir, caplog):
         stored = sum(math.prod(file.get_slice(name).get_shape()) for name in file.keys())
     assert footprint.weights == pytest.approx(4 * stored, rel=0.02)  # float32; packed ones count as others
     with caplog.at_level(logging.INFO):
-        report(engine_core)
+        report(engine_core, model_dir)
+    assert f"{model_dir}, memory on its device" in caplog.text
     for name in ("weights", "KV of a session", "KV pool", "encoder cache"):
         assert name in caplog.text
 
