@@ -2,6 +2,8 @@
 DEVICE ?= cpu
 ARGS ?=
 NAME ?=
+# Processes that share the tests, a file at a time; 0: none but pytest's own (--pdb and the like need that).
+WORKERS ?= 2
 PYTHON ?= $(shell for p in python3.11 python3.12 python3; do \
 	$$p -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 13))' 2>/dev/null && echo $$p && break; done)
 
@@ -10,7 +12,8 @@ PINS := requirements/$(DEVICE).txt
 # Stamps: an install is repeated only when the pins change, so a second start needs no network.
 SERVE_READY := .venv/.ready-$(DEVICE)
 TEST_READY := .venv/.ready-$(DEVICE)-test
-INSTALL := $(BIN)/python -m pip install --disable-pip-version-check -c $(PINS)
+# --no-compile: Python compiles what it imports, a small part of all that is installed.
+INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --no-compile -c $(PINS)
 CPU_INDEX := https://download.pytorch.org/whl/cpu
 
 .PHONY: serve test check bench
@@ -21,7 +24,7 @@ serve: $(SERVE_READY)
 
 test: $(TEST_READY)
 	@sh requirements/debian.sh
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 check: $(TEST_READY)
 	$(BIN)/ruff check .
