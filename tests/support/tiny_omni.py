@@ -8,9 +8,11 @@ encoder, heads of 128 with M-RoPE's sections, the whole vocabulary; of Qwen3's e
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import shutil
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -52,16 +54,27 @@ _CHANGES: dict[str, dict[str, Any]] = {
 
 NAMES = ("qwen2.5-omni-7b", "qwen3-omni-30b-a3b")
 CACHE_DIR = Path("~/.cache/metronome/tests").expanduser()
+_UNUSED_S = 3600.0  # then a checkpoint of other code is removed
 
 
 def cached(name: str) -> Path:
-    """The checkpoint, built when the code that makes it has changed (300 MB, a few seconds)."""
+    """The checkpoint, built when the code that makes it has changed (300 MB, a few seconds).
+
+    Several processes may call it at once: one builds, the others wait. Those of other code are removed, but
+    not those that another working copy has just asked for.
+    """
     sources = (Path(__file__), Path(sys.modules[write.__module__].__file__ or ""))
     digest = hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()[:12]
     directory = CACHE_DIR / f"tiny-{name}-{digest}"
-    for old in set(CACHE_DIR.glob(f"tiny-{name}-*")) - {directory}:
-        shutil.rmtree(old, ignore_errors=True)
-    return build(name, directory)
+    CACHE_DIR.mkdir(parents=True, exist_ok=True)
+    with (CACHE_DIR / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        build(name, directory)
+        directory.touch()  # used now
+        for old in CACHE_DIR.glob(f"tiny-{name}-*"):
+            if time.time() - old.stat().st_mtime > _UNUSED_S:
+                shutil.rmtree(old, ignore_errors=True)
+    return directory
 
 
 def build(name: str, directory: Path) -> Path:
