@@ -24,7 +24,7 @@ from tests.engine.vllm.compaction.on_device_engine import (
 from tests.support.logits_watch import LogitsWatch
 
 NUM_CANCELLED, NUM_ANSWERING, NUM_COMPARED = 12, 2, 4
-MAX_TOKENS, LONGEST = 80, 3000  # of an answer; of a session before it makes room for a new one
+MAX_TOKENS = 80  # of an answer
 MAX_ERROR = 0.06  # of two bf16 computations of this model, each 0.03 off
 
 
@@ -41,8 +41,12 @@ class Plain:
 
 
 class Cancels:
-    def __init__(self, core: Any, seed: int) -> None:
+    """Drives a `SessionCore` without compaction. Raises AssertionError for whatever is wrong."""
+
+    def __init__(self, core: Any, seed: int, vocab_size: int, longest: int) -> None:
+        """A session of more than `longest` tokens makes room for a new one."""
         self.core, self.rng = core, random.Random(seed)
+        self.vocab_size, self.longest = vocab_size, longest
         self.counts: Counter[str] = Counter()
         self.sessions: dict[str, Plain] = {}
         self.seq = self.num_opened = 0
@@ -65,7 +69,7 @@ class Cancels:
     def act(self, session: Plain) -> None:
         rng = self.rng
         if session.work is None:
-            if session.name != "a" and len(session.tokens) > LONGEST:
+            if session.name != "a" and len(session.tokens) > self.longest:
                 del self.sessions[session.name]
                 self.core.end(session.name, 0)
             elif session.name == "a":  # its tokens do not depend on what it answers
@@ -116,7 +120,7 @@ class Cancels:
         session.owed, session.work = tuple(session.answer[-1:]), None
 
     def text(self, size: int) -> list[int]:
-        return [self.rng.randrange(3, VOCAB_SIZE) for _ in range(size)]
+        return [self.rng.randrange(3, self.vocab_size) for _ in range(size)]
 
 
 def cancels(recipe: EngineRecipe, device: str, eager: bool, goal: int | None = None) -> dict[str, Any]:
@@ -128,7 +132,7 @@ def cancels(recipe: EngineRecipe, device: str, eager: bool, goal: int | None = N
     window = W if device == "cuda" else 2048
     core = make_core(recipe, device, eager, compaction_slack_tokens=0, window_tokens=window)
     watch = LogitsWatch(core)
-    game = Cancels(core, seed=1)
+    game = Cancels(core, 1, VOCAB_SIZE, longest=3000)
     game.run(goal or (200 if device == "cuda" else 20))
     watch.close()
     steady = game.sessions["a"]
