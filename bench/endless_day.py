@@ -9,11 +9,13 @@
 
 A tick gives every session its work at once: some tokens (or one B of audio) and an answer. No time is
 waited for: a tick begins when the last one is done. Figures are means over 48 stretches of the run; the
-first two are cut finer, for the plot, and left out of the slopes (sessions fill their windows there). Memory
-is read after each stretch, outside of its time: resident; in use by malloc; Python's own blocks after a
-collection. At the end sessions that have only just filled their windows take turns with the old ones, ten
-ticks each: what age costs, whatever else the machine did meanwhile. One JSON in --out
-(bench/results/endless_day); endless_day_report.py makes the table and the plot.
+first is cut finer, for the plot. The first six are left out of the slopes: windows fill there, and the free
+lists and pools of Python, torch and vLLM. Memory is read after each stretch and a collection, outside of its
+time: resident; in use by malloc; Python's own blocks. glibc's caches of freed chunks, a few for each size and
+thread, are switched off: they fill up over hours, and count as in use. At the end sessions that have only
+just filled their windows take turns with the old ones, ten ticks each: what age costs, whatever else the
+machine did meanwhile. One JSON in --out (bench/results/endless_day); endless_day_report.py makes the table
+and the plot.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ import json
 import math
 import os
 import platform
+import sys
 import tempfile
 import threading
 import time
@@ -38,9 +41,10 @@ from bench.endless_sessions import Ours, Stock
 from engine.vllm.environment import prepare_process, repair_torch_companions
 from engine.vllm.settings import VllmSettings
 
-NUM_STRETCHES, NUM_LEFT_OUT, NUM_FINE = 48, 2, 24
+NUM_STRETCHES, NUM_LEFT_OUT, NUM_FINE = 48, 6, 24
 NUM_PAIRS, PAIRS_LIMIT_S = 60, 60.0
 HEAD = 30
+NO_CACHES = "glibc.malloc.tcache_count=0"
 GRACE_S = 180.0  # beyond the limit, for the start and the comparison: then the process ends itself
 
 
@@ -164,6 +168,9 @@ def main() -> None:
     parser.add_argument("--small", action="store_true")
     parser.add_argument("--out", type=Path, default=Path("bench/results/endless_day"))
     options = parser.parse_args()
+    if NO_CACHES not in os.environ.get("GLIBC_TUNABLES", ""):  # read when a process starts
+        os.environ["GLIBC_TUNABLES"] = NO_CACHES
+        os.execv(sys.executable, [sys.executable, "-m", "bench.endless_day", *sys.argv[1:]])
     changes: dict[str, Any] = {"num_sessions": options.sessions, "audio_every": options.audio_every}
     changes = {name: value for name, value in changes.items() if value} | (SMALL if options.small else {})
     plan = replace(PLANS[options.model], **changes)

@@ -54,7 +54,7 @@ def summary(reports: dict[str, dict[str, Any]]) -> list[str]:
     """What the figures say, a line for each run."""
     lines = [
         "A figure grows where the 95 % interval of its slope lies above zero (of 40 that do not, one will by "
-        "chance). Slopes are least squares over a run's stretches without the first two; intervals allow "
+        "chance). Slopes are least squares over a run's stretches without the first ones; intervals allow "
         "for neighbouring stretches that are alike (Newey-West, 4 lags). What grows, over the whole run:",
         "",
     ]

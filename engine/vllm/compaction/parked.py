@@ -72,7 +72,9 @@ def compact(request: Request, manager: SinkWindowManager, slack_tokens: int) -> 
         return None
     _drop(blocks, manager, request, first, last)
     _drop_tokens(request, first * manager.block_size, last * manager.block_size)
-    return Move(request.request_id, tuple(block.block_id for block in blocks[first:]), distance)
+    # From a list: tuples made of a generator fill CPython's free lists, which none is then taken from.
+    block_ids = tuple([block.block_id for block in blocks[first:]])
+    return Move(request.request_id, block_ids, distance)
 
 
 def _gap(manager: SinkWindowManager, request: Request) -> tuple[int, int]:
