@@ -2,10 +2,15 @@
 
 What vLLM and our families read of a checkpoint: config.json, preprocessor, tokenizer, chat template. The
 sizes are the published ones, or tiny ones for tests; weights are vLLM's random ones (`load_format="dummy"`)
-or those that tests/support/tiny_omni.py adds. No hub was reachable when this was written: for Qwen2.5-Omni-7B
-the sizes are the defaults of transformers' config classes; for the 3B and for Qwen3-Omni-30B-A3B (whose
-defaults in transformers are not the published values) they are known from elsewhere: 36 layers of 2,048 with
-16/2 heads; 48 layers of 2,048 with 32/4 heads of 128 and 128 experts of 768, 8 used.
+or those that tests/support/tiny_omni.py adds. No hub was reachable when this was written. Where the values
+come from:
+- Qwen2.5-Omni-7B: the defaults of transformers' config classes; the same in cpehle/tyr (below). Token ids,
+  preprocessor and chat template: transformers, tests/models/qwen2_5_omni/.
+- Qwen2.5-Omni-3B: cpehle/tyr, Tyr/Model/Qwen25Omni/Config.lean ("from HF config.json"). Whether its word
+  embeddings are tied could not be seen; here they are not.
+- Qwen3-Omni-30B-A3B, whose defaults in transformers are not the published values: a public print of the
+  Instruct checkpoint's Qwen3OmniMoeConfig, token ids included; layers, heads and experts also in
+  keras-team/keras-hub, qwen3_omni_presets.py. Its preprocessor's `chunk_length` is from memory, and unused.
 
     python -m bench.families_checkpoint qwen3-omni-30b-a3b DIRECTORY
 """

@@ -2,13 +2,16 @@
 
 The published config.json files cannot be had here. Where the values come from:
 - the backbones: 4.5 is Qwen3-8B (36 layers, 4,096 wide, 12,288 inside, 32 heads, 8 for keys and values, RoPE
-  base 1e6, 40,960 positions), 2.6 is Qwen2.5-7B (28 layers, 3,584, 18,944, 28 heads, 4, 1e6, 32,768);
-- the encoder, both: Whisper medium's (24 layers, 1,024 wide, 16 heads, 4,096 inside, 80 mel bins);
+  base 1e6, 40,960 positions), 2.6 is Qwen2.5-7B (28 layers, 3,584, 18,944, 28 heads, 4, 1e6, 32,768): the
+  model cards (OpenBMB/MiniCPM-V, README and docs/minicpm_o2dot6_en.md) name them, and public ports have these
+  sizes of the config.json, all but the 12,288;
+- the encoder, both: Whisper medium's (24 layers, 1,024 wide, 16 heads, 4,096 inside, 80 mel bins), as public
+  ports read it from either config.json;
 - `audio_pool_step` 5 and 2, `audio_chunk_length` 1.0: the defaults of the checkpoints'
-  configuration_minicpmo.py (4.5's in OpenBMB/MiniCPM-o-Demo);
-- 4.5's added tokens: ids 151669 to 151747, as in its tokenizer.json, so a vocabulary of 151,748. Of 2.6 the
-  names and the size, 151,700, are known; which id each has is not, and does not matter: they are looked up by
-  name.
+  configuration_minicpmo.py (4.5's in OpenBMB/MiniCPM-o-Demo, MiniCPMO45/);
+- 4.5's added tokens: ids 151669 to 151747, as in its tokenizer.json, so a vocabulary of 151,748; public C++
+  ports have the same ids for those of speech (151704 to 151721). Of 2.6 the names and the size, 151,700, are
+  known; which id each has is not, and does not matter: they are looked up by name.
 
     python -m bench.minicpmo_checkpoint 4.5 DIRECTORY
 """

@@ -151,5 +151,5 @@ class Conversation:
             num_head_tokens=len(self._head),
             keep_tokens=keep_tokens,
             max_tokens=max_tokens,
-            sampling=self._family.sampling(),
+            sampling=self._family.sampling(self.mode),
         )

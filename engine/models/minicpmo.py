@@ -1,9 +1,10 @@
 """MiniCPM-o 4.5 and 2.6, without eyes and without their own voice: they hear seconds, and answer in text.
 
-A second of audio is an item of its own, 10 tokens (4.5) or 25 (2.6). The turn's templates are those of the
+A second of audio is an item of its own, 10 tokens (4.5) or 25 (2.6). Templates and sampling are those of the
 published streaming code (openbmb/MiniCPM-o-4_5 and openbmb/MiniCPM-o-2_6, modeling_minicpmo.py,
-`streaming_prefill`, `streaming_generate`, and 4.5's `DuplexCapability`); how the encoder hears a second alone
-stands in engine/vllm/minicpmo.py.
+`get_sys_prompt`, `streaming_prefill`, `streaming_generate`, and 4.5's `DuplexCapability`; 4.5's also in
+OpenBMB/MiniCPM-o-Demo, MiniCPMO45/, with `StreamDecoder` in its utils.py). How the encoder hears a second
+alone stands in engine/vllm/minicpmo.py.
 """
 
 from __future__ import annotations
@@ -81,8 +82,10 @@ class MiniCPMO(Family):
     unit_frames: ClassVar[int]  # of the spectrogram, margins counted
     max_tokens_per_tick: ClassVar[int]
     answer_opening: ClassVar[tuple[str, ...]]  # between "assistant\n" and the answer
-    default_instructions: ClassVar[str]
-    top_k: ClassVar[int]
+    instructing_role: ClassVar[str]
+    default_instructions = (  # `get_sys_prompt`, where no voice is to be cloned
+        "You are a helpful assistant. You can accept audio and text input and output voice and text."
+    )
 
     def __init__(self, model_dir: Path, *, device: str = "cpu") -> None:
         """`model_dir` is a checkpoint as published; the features are computed on `device`."""
@@ -135,7 +138,7 @@ class MiniCPMO(Family):
     # the conversation's template
 
     def head(self, instructions: str) -> tuple[int, ...]:
-        """The system message: it ends before the first user's turn, so no audio is in it."""
+        """The instructions: they end before the first user's turn, so no audio is in them."""
         return self.instruct(instructions)
 
     def open_turn(self, mode: TurnMode) -> tuple[int, ...]:
@@ -150,9 +153,10 @@ class MiniCPMO(Family):
 
     def instruct(self, instructions: str) -> tuple[int, ...]:
         text = instructions.strip() or self.default_instructions
-        return (self._start, *self._codec.encode(f"system\n{text}"), self._end, *self._newline)
+        message = self._codec.encode(f"{self.instructing_role}\n{text}")
+        return (self._start, *message, self._end, *self._newline)
 
-    def sampling(self) -> Sampling:
+    def sampling(self, mode: TurnMode) -> Sampling:
         return self._sampling
 
     def detokenizer(self) -> Detokenizer:
@@ -167,9 +171,10 @@ class MiniCPMO(Family):
 
     @cached_property
     def _sampling(self) -> Sampling:
-        """As published, but without its repetition penalty: vLLM's counts the prompt too, with all the tokens
-        of template and audio in it, where the published one counts the answer's last words."""
-        return Sampling(temperature=0.7, top_p=0.8, top_k=self.top_k, stop_token_ids=self._stop_tokens())
+        """As published, but without its repetition penalty of 1.05: vLLM's counts the prompt too, with all
+        the tokens of template and audio in it, where the published one counts the answer's last words. Nor
+        are brackets, quotes and list marks forbidden, as in 4.5's published turns."""
+        return Sampling(temperature=0.7, top_p=0.8, top_k=100, stop_token_ids=self._stop_tokens())
 
     def _stop_tokens(self) -> tuple[int, ...]:
         return (self._tts_eos, self._end, self._end_of_text)
@@ -253,10 +258,7 @@ class MiniCPMO26(MiniCPMO):
     unit_frames = 100
     max_tokens_per_tick = 20
     answer_opening = ("<|spk_bos|>", "<|spk|>", "<|spk_eos|>", "<|tts_bos|>")
-    default_instructions = (  # the model's `get_sys_prompt`
-        "You are a helpful assistant. You can accept video, audio and text input and output voice and text."
-    )
-    top_k = 100
+    instructing_role = "user"  # of all that `get_sys_prompt` gives in this version
 
     def warm_up(self) -> None:
         self._mel([np.zeros(SAMPLE_RATE, np.float32)])
@@ -288,10 +290,7 @@ class MiniCPMO45(MiniCPMO):
     unit_frames = 104
     max_tokens_per_tick = 19
     answer_opening = ("<think>\n\n</think>\n\n", "<|tts_bos|>")
-    default_instructions = (  # the model's `get_sys_prompt`
-        "You are a helpful assistant. You can accept audio and text input and output voice and text."
-    )
-    top_k = 20
+    instructing_role = "system"
 
     def __init__(self, model_dir: Path, *, device: str = "cpu") -> None:
         super().__init__(model_dir, device=device)
@@ -325,6 +324,13 @@ class MiniCPMO45(MiniCPMO):
     def is_pause(self, mode: TurnMode, token_ids: Sequence[int], stop_token: int) -> bool:
         is_chunk = stop_token in (self._chunk_eos, self._chunk_tts_eos)
         return mode is TurnMode.CONTINUOUS and is_chunk and self._turn_eos not in token_ids
+
+    def sampling(self, mode: TurnMode) -> Sampling:
+        return self._duplex_sampling if mode is TurnMode.CONTINUOUS else self._sampling
+
+    @cached_property
+    def _duplex_sampling(self) -> Sampling:
+        return replace(self._sampling, top_k=20)
 
     def _stop_tokens(self) -> tuple[int, ...]:
         return (*super()._stop_tokens(), self._listen, self._chunk_eos, self._chunk_tts_eos)

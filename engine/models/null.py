@@ -73,7 +73,7 @@ class NullFamily(Family):
     def close_answer(self, mode: TurnMode) -> tuple[int, ...]:
         return (END,)
 
-    def sampling(self) -> Sampling:
+    def sampling(self, mode: TurnMode) -> Sampling:
         return Sampling(stop_token_ids=(END,))
 
     def detokenizer(self) -> NullDetokenizer:

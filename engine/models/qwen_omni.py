@@ -135,7 +135,7 @@ class QwenOmni(Family):
         text = instructions.strip() or self.default_instructions
         return (self._start, *self._codec.encode(f"system\n{text}"), self._end, *self._newline)
 
-    def sampling(self) -> Sampling:
+    def sampling(self, mode: TurnMode) -> Sampling:
         return self._sampling
 
     @cached_property
@@ -219,10 +219,12 @@ class Qwen25Omni(QwenOmni):
     (Qwen2.5-Omni report, arXiv 2503.20215, section 2.2), so blocks encoded one by one equal the whole."""
 
     audio_tokens = ("<|audio_bos|>", "<|AUDIO|>", "<|audio_eos|>")
-    default_instructions = "You are a helpful assistant."  # the chat template's own
+    # The chat template's own (transformers, tests/models/qwen2_5_omni/test_processing_qwen2_5_omni.py). The
+    # model card's longer one ("You are Qwen, a virtual human ...") is what its own speech output needs.
+    default_instructions = "You are a helpful assistant."
     token_samples = 640
     audio_tokens_per_s = 25
-    sampling_defaults = Sampling()  # greedy, as the model's own `generate`
+    sampling_defaults = Sampling()  # greedy, as transformers' `generate`: it samples in the talker only
 
     def _name(self) -> str:
         size = {3584: "-7b", 2048: "-3b"}.get(self._text.get("hidden_size", 0), "")
@@ -247,12 +249,13 @@ class Qwen3Omni(QwenOmni):
     2509.17765, section 2.2). So blocks of 2 s are its short window, and differ from encoding the whole."""
 
     audio_tokens = ("<|audio_start|>", "<|audio_pad|>", "<|audio_end|>")
-    default_instructions = (  # its chat template has none
+    # Its chat template has none; QwenLM/Qwen3-Omni's README recommends a prompt of 200 words for speech.
+    default_instructions = (
         "You are a voice assistant talking with a person. Answer in one or two short spoken sentences."
     )
     token_samples = 1280
     audio_tokens_per_s = 13
-    sampling_defaults = Sampling(temperature=0.6, top_p=0.95, top_k=20)  # the model card's
+    sampling_defaults = Sampling(temperature=0.6, top_p=0.95, top_k=20)  # QwenLM/Qwen3-Omni, README, vLLM
 
     def _name(self) -> str:
         return "qwen3-omni-30b-a3b" if self._text.get("num_hidden_layers") == 48 else "qwen3-omni"

@@ -82,7 +82,7 @@ class SmolLM2Whisper(Family):
     def instruct(self, instructions: str) -> tuple[int, ...]:
         return self._message("system", instructions.strip() or DEFAULT_INSTRUCTIONS)
 
-    def sampling(self) -> Sampling:
+    def sampling(self, mode: TurnMode) -> Sampling:
         """Greedy; a repetition penalty of only 1.05 forbids the user's name: 28 of 48 recalled, not 47."""
         return Sampling(temperature=0.0, stop_token_ids=(self._end, self._end_of_text))
 

@@ -56,7 +56,7 @@ class EnergyFamily(Family):
     def close_answer(self, mode: TurnMode) -> tuple[int, ...]:
         return (CLOSE_ANSWER,)
 
-    def sampling(self) -> Sampling:
+    def sampling(self, mode: TurnMode) -> Sampling:
         return Sampling(stop_token_ids=(STOP,))
 
     def detokenizer(self) -> Words:

@@ -97,7 +97,7 @@ class TinyUltravox(Family):
     def instruct(self, instructions: str) -> tuple[int, ...]:
         return (INSTRUCT, *(7 + sum(word.encode()) % 200 for word in instructions.split()))
 
-    def sampling(self) -> Sampling:
+    def sampling(self, mode: TurnMode) -> Sampling:
         return Sampling(stop_token_ids=(STOP,))
 
     def detokenizer(self) -> Detokenizer:

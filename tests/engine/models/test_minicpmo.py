@@ -87,6 +87,10 @@ def audio_text(family: MiniCPMO, seconds: int) -> str:
     return ("<|audio_start|>" + "<unk>" * family.unit_tokens + "<|audio_end|>") * seconds
 
 
+def role(family: MiniCPMO) -> str:
+    return family.instructing_role
+
+
 def sound(seconds: float, seed: int = 0) -> np.ndarray:
     return (0.1 * np.random.default_rng(seed).standard_normal(int(seconds * SAMPLE_RATE))).astype(np.float32)
 
@@ -128,7 +132,7 @@ def test_a_turn_is_the_chat_templates_rendering_token_for_token(family, tokenize
     cache.run(cache.take(sound(1.1), False))
     cache.run(cache.take(sound(0.5), True))
     messages = [
-        {"role": "system", "content": "Be kind."},
+        {"role": role(family), "content": "Be kind."},
         {"role": "user", "content": audio_text(family, 3)},
     ]
     assert cache.tokens == ids(tokenizer, rendered(family, messages))
@@ -145,7 +149,7 @@ def test_a_second_turn_follows_as_in_the_published_streaming_code(family, tokeni
     cache.conversation.close_answer()
     cache.run(cache.take(sound(1.0), True))
     first = [
-        {"role": "system", "content": "Be kind."},
+        {"role": role(family), "content": "Be kind."},
         {"role": "user", "content": audio_text(family, 2)},
     ]
     opening = rendered(family, []).removeprefix("<|im_start|>")
@@ -156,11 +160,20 @@ def test_a_second_turn_follows_as_in_the_published_streaming_code(family, tokeni
     assert cache.tokens == ids(tokenizer, text)
 
 
-def test_new_instructions_are_a_system_message(family, tokenizer):
-    assert list(family.instruct("Be brief.")) == ids(tokenizer, "<|im_start|>system\nBe brief.<|im_end|>\n")
-    assert list(family.head("")) == ids(
-        tokenizer, f"<|im_start|>system\n{family.default_instructions}<|im_end|>\n"
-    )
+def test_new_instructions_are_a_message_of_the_versions_role(family, tokenizer):
+    """`get_sys_prompt`: {"role": "user"} in 2.6, {"role": "system"} in 4.5."""
+    assert role(family) == ("system" if isinstance(family, MiniCPMO45) else "user")
+    opening = f"<|im_start|>{role(family)}\n"
+    assert list(family.instruct("Be brief.")) == ids(tokenizer, f"{opening}Be brief.<|im_end|>\n")
+    assert list(family.head("")) == ids(tokenizer, f"{opening}{family.default_instructions}<|im_end|>\n")
+
+
+def test_sampling_is_the_published_one_of_each_mode(family):
+    for mode in family.info.turn_modes:
+        is_duplex = mode is TurnMode.CONTINUOUS and isinstance(family, MiniCPMO45)
+        sampling = family.sampling(mode)
+        assert (sampling.temperature, sampling.top_p, sampling.top_k) == (0.7, 0.8, 20 if is_duplex else 100)
+        assert sampling.repetition_penalty == 1.0
 
 
 def test_nobody_can_type_a_special_token(family, tokenizer):
@@ -226,7 +239,7 @@ def test_what_is_not_text_is_not_said(duplex):
 
 
 def test_sampling_stops_where_an_answer_ends(family, tokenizer):
-    stops = {tokenizer.id_to_token(i) for i in family.sampling().stop_token_ids}
+    stops = {tokenizer.id_to_token(i) for i in family.sampling(TurnMode.MANUAL).stop_token_ids}
     duplex_stops = {"<|listen|>", "<|chunk_eos|>", "<|chunk_tts_eos|>"}
     usual = {"<|tts_eos|>", "<|im_end|>", "<|endoftext|>"}
     assert stops == usual | (duplex_stops if isinstance(family, MiniCPMO45) else set())

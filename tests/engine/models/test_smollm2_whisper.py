@@ -101,7 +101,7 @@ def test_instructions_cannot_leave_their_message(family: SmolLM2Whisper) -> None
 def test_info(family: SmolLM2Whisper) -> None:
     assert family.info.turn_modes == (TurnMode.SERVER_VAD, TurnMode.MANUAL)
     assert "use server_vad or manual" in family.info.refused_modes[TurnMode.CONTINUOUS]
-    assert family.sampling().stop_token_ids == (2, 0)
+    assert family.sampling(TurnMode.MANUAL).stop_token_ids == (2, 0)
     recipe = family.engine_recipe()
     config = json.loads((recipe.model_dir / "config.json").read_text())
     assert recipe.max_session_tokens == config["max_position_embeddings"]
