@@ -45,7 +45,7 @@ NUM_STRETCHES, NUM_LEFT_OUT, NUM_FINE = 48, 6, 24
 NUM_PAIRS, PAIRS_LIMIT_S = 60, 60.0
 HEAD = 30
 NO_CACHES = "glibc.malloc.tcache_count=0"
-GRACE_S = 180.0  # beyond the limit, for the start and the comparison: then the process ends itself
+GRACE_S = 120.0  # beyond the limit, for the comparison: then the process ends itself
 
 
 class Run:

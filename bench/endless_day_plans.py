@@ -76,9 +76,13 @@ def make_model(plan: Plan, directory: Path) -> tuple[EngineRecipe, Family | None
     if plan.with_audio:
         from bench import families_checkpoint
         from engine.models import published
-        from tests.support.tiny_omni import changes
 
-        families_checkpoint.write(plan.model, directory, changes(plan.model) if is_small else None)
+        changes = None
+        if is_small:
+            from tests.support import tiny_omni
+
+            changes = tiny_omni.changes(plan.model)
+        families_checkpoint.write(plan.model, directory, changes)
         family = published.load(str(directory), device=plan.device)
         return replace(family.engine_recipe(), load_format="dummy"), family
     overrides = {"skip_tokenizer_init": True}
