@@ -9,11 +9,16 @@ from typing import Any
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.http11 import Request
+from websockets.protocol import State
+from websockets.speedups import apply_mask
 
 REQUEST_LIMIT_S = 20.0  # from a connection's begin to the end of its first request's head
 ABORT_AFTER_S = 15.0
 MAX_WAITING = 16  # messages a handler may be behind before reading stops, unless one is larger than this:
 SMALL_BYTES = 16_384
+_WHOLE_BINARY = 0x82  # a frame's first byte: the only frame of its message, binary, no extension's bits
+_MASKED = 0x80  # its second byte: a client's, and its length where that is under 126
+_MASKED_16 = 0xFE  # its second byte: a client's, with its length in the two bytes behind
 _EXTENSION = "metronome.connection"  # in the ASGI scope: the connection itself
 
 OnAudio = Callable[[bytes], None]
@@ -22,7 +27,7 @@ OnAudio = Callable[[bytes], None]
 def hand_over_audio(scope: MutableMapping[str, Any], on_audio: OnAudio) -> None:
     """Have binary messages given to `on_audio` as they are read, past the queue and the handler's task.
 
-    That is a third of what a frame costs (bench/results/front_end.md). Order is kept: while another message
+    Those are a third of what a frame costs (bench/results/front_end.md). Order is kept: while another message
     waits for the handler, binary ones wait behind it. No-op where the server is not ours.
     """
     if (connection := scope.get("extensions", {}).get(_EXTENSION)) is not None:
@@ -91,6 +96,25 @@ class Connection(WebSocketsSansIOProtocol):
         self.on_audio = None  # the session's, which it would hold
         super().connection_lost(exc)
 
+    def data_received(self, data: bytes) -> None:
+        """websockets' parser is a third of what a frame then costs: audio in whole frames goes past it too.
+
+        Only where it is between two messages, and nothing waits for the handler. All else is its own, the
+        rest of a frame that was cut included.
+        """
+        conn = self.conn
+        if (
+            self.on_audio is not None
+            and not conn.reader.buffer
+            and conn.current_size is None
+            and conn.state is State.OPEN
+            and not self.close_sent
+            and self.queue.empty()
+        ):
+            data = _hand_over(data, self.on_audio)
+        if data:
+            super().data_received(data)
+
     def send_receive_event_to_app(self) -> None:
         """uvicorn's, changed three times.
 
@@ -117,3 +141,25 @@ class Connection(WebSocketsSansIOProtocol):
         if is_much and not self.read_paused:
             self.read_paused = True
             self.transport.pause_reading()
+
+
+def _hand_over(data: bytes, on_audio: OnAudio) -> bytes:
+    """Give away the messages that `data` begins with: whole binary frames under 64 KiB. What is left of it.
+
+    RFC 6455, section 5.2: first byte, second byte, two more of length if need be, four of mask, payload.
+    """
+    start = 0
+    while len(data) - start >= 6 and data[start] == _WHOLE_BINARY:
+        second, mask = data[start + 1], start + 2
+        if second == _MASKED_16:
+            length, mask = int.from_bytes(data[mask : mask + 2]), mask + 2
+        elif _MASKED <= second < _MASKED_16:
+            length = second - _MASKED
+        else:
+            break
+        end = mask + 4 + length
+        if end > len(data):
+            break
+        on_audio(apply_mask(data[mask + 4 : end], data[mask : mask + 4]))
+        start = end
+    return data[start:]

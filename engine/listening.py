@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from engine.audio.queue import AudioQueue
 from engine.audio.rate import RateMeter
@@ -14,11 +14,13 @@ from engine.tally import Tally
 from engine.turn_taking import SpeechAudio, SpeechBegan, SpeechEnded, SpeechGate
 from engine.types import SAMPLE_RATE, Pcm
 
+IsHeld = Callable[[float], bool]
+
 HELD_LIMIT_S = 30.0  # manual mode: audio kept while an answer runs, since it is not heard before the commit
 
 
 class Listening:
-    """Times are seconds of the caller's clock. `is_held`: an answer keeps the audio from being heard."""
+    """Times are seconds of the caller's clock. `is_held(now)`: an answer keeps the audio from being heard."""
 
     def __init__(self, config: SessionConfig, tally: Tally, notices: Notices) -> None:
         self.gate = SpeechGate(config.speech)
@@ -36,7 +38,7 @@ class Listening:
         """For the detector, or to be heard."""
         return self.gate.num_waiting_samples + self.queue.num_samples
 
-    def on_audio(self, data: bytes, is_gated: bool, is_held: bool, now: float) -> list[Warning]:
+    def on_audio(self, data: bytes, is_gated: bool, is_held: IsHeld, now: float) -> list[Warning]:
         """PCM s16le mono of any length at the declared rate."""
         warnings: list[Warning] = []
         if data and (measured := self._rate.push(len(data), now)):
@@ -46,7 +48,7 @@ class Listening:
         self._tally.audio_samples += len(audio)
         return warnings + self._append(self.gate if is_gated else self.queue, audio, is_held, now)
 
-    def end_turn(self, is_held: bool, now: float) -> list[Warning]:
+    def end_turn(self, is_held: IsHeld, now: float) -> list[Warning]:
         """The client says that its turn is over."""
         warnings = self._append(self.queue, self._decoder.flush(), is_held, now)
         self.queue.end_turn(now)
@@ -62,7 +64,7 @@ class Listening:
                 case SpeechBegan(position):
                     events.append(SpeechStarted(audio_ms=_ms(position)))
                 case SpeechAudio(audio):
-                    events += self._append(self.queue, audio, False, now)
+                    events += self._append(self.queue, audio, _never, now)
                 case SpeechEnded(position):
                     events.append(SpeechStopped(audio_ms=_ms(position)))
                     self.queue.end_turn(now)
@@ -76,12 +78,15 @@ class Listening:
         return events
 
     def _append(
-        self, to: SpeechGate | AudioQueue, audio: RawPcm | Pcm, is_held: bool, now: float
+        self, to: SpeechGate | AudioQueue, audio: RawPcm | Pcm, is_held: IsHeld, now: float
     ) -> list[Warning]:
-        # What was kept while it was held is not to be dropped as soon as it may be heard.
         num_waiting = to.num_samples if isinstance(to, AudioQueue) else to.num_waiting_samples
+        if num_waiting + len(audio) <= self._usual_limit:
+            to.append(audio, self._usual_limit)
+            return []
+        # What was kept while it was held is not to be dropped as soon as it may be heard.
         was_held = num_waiting > self._usual_limit
-        limit = self._held_limit if is_held or was_held else self._usual_limit
+        limit = self._held_limit if was_held or is_held(now) else self._usual_limit
         num_dropped = to.append(audio, limit)
         if not num_dropped:
             return []
@@ -91,3 +96,7 @@ class Listening:
 
 def _ms(num_samples: int) -> int:
     return round(1000 * num_samples / SAMPLE_RATE)
+
+
+def _never(now: float) -> bool:
+    return False

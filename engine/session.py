@@ -82,13 +82,13 @@ class Session:
         if data:
             self._last_audio_at = now
         is_gated = self._mode is TurnMode.SERVER_VAD
-        return [*self._listening.on_audio(data, is_gated, self._is_backlog_held(now), now)]
+        return [*self._listening.on_audio(data, is_gated, self._is_backlog_held, now)]
 
     def on_commit(self, now: float) -> list[Output]:
         """The client says that its turn is over; an answer that still runs is interrupted."""
         if self._mode is not TurnMode.MANUAL:
             return [wrong_turn_mode(self._mode)]
-        warnings = self._listening.end_turn(self._is_backlog_held(now), now)
+        warnings = self._listening.end_turn(self._is_backlog_held, now)
         return [*warnings, *self._interrupt("interrupted", now)]
 
     def on_cancel(self, now: float) -> list[Output]:

@@ -7,6 +7,7 @@ import random
 
 import pytest
 from websockets.frames import Frame, Opcode
+from websockets.protocol import Protocol
 
 from tests.fuzz.test_frames import raw, raw_socket
 from tests.support.serving import TIMEOUT_S, Serving, serving
@@ -111,3 +112,47 @@ async def test_audio_goes_past_the_queue(monkeypatch: pytest.MonkeyPatch):
         await client.until("response.done")
         assert client.text() == "echo: heard 1000 ms"
         assert not queued
+
+
+async def test_whole_frames_of_audio_go_past_the_parser(monkeypatch: pytest.MonkeyPatch):
+    """What is cut, and what is no audio, does not."""
+    parsed: list[int] = []
+    receive = Protocol.receive_data
+
+    def counted(self: Protocol, data: bytes) -> None:
+        parsed.append(len(data))
+        receive(self, data)
+
+    frames = audio_frames()
+    async with serving() as server, raw_socket(server) as (reader, writer):
+        said = b""
+
+        async def until(word: bytes) -> None:
+            nonlocal said
+            async with asyncio.timeout(TIMEOUT_S):
+                while word not in said:
+                    said += await reader.read(65_536)
+
+        async def heard(num_frames: int) -> None:
+            async with asyncio.timeout(TIMEOUT_S):
+                while server.service.conductor.tally().audio_samples < 320 * num_frames:
+                    await asyncio.sleep(0.001)
+
+        writer.write(raw(Opcode.TEXT, b'{"type": "ping"}'))
+        await until(b"pong")
+        monkeypatch.setattr(Protocol, "receive_data", counted)
+        for number, frame in enumerate(frames, start=1):
+            if number != 30:
+                writer.write(frame)
+            else:
+                writer.write(frame[:300])
+                async with asyncio.timeout(TIMEOUT_S):
+                    while not parsed:
+                        await asyncio.sleep(0.001)
+                writer.write(frame[300:])
+            await heard(number)
+        assert parsed == [300, len(frames[29]) - 300]
+        writer.write(COMMIT)
+        await until(b"response.done")
+    assert b"heard 1000 ms" in said
+    assert parsed[2] == len(COMMIT)
