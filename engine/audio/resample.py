@@ -28,6 +28,13 @@ def to_float(audio: RawPcm) -> Pcm:
     return samples
 
 
+def limited(audio: Pcm) -> Pcm:
+    """In [-1, 1], with 0 for what is no number; the same array where that is so already."""
+    if not len(audio) or (audio.min() >= -1.0 and audio.max() <= 1.0):  # false where NaN is among them
+        return audio
+    return np.clip(np.nan_to_num(audio), -1.0, 1.0)
+
+
 class PcmDecoder:
     """PCM s16le mono at `sample_rate` in messages of any size -> float32 mono at 16 kHz.
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from engine.audio.resample import limited
 from engine.models.stable_prefix import StablePrefix
 from engine.models.whisper import MAX_AUDIO_S, TAIL_S, WINDOWS_S
 from engine.types import SAMPLE_RATE, Pcm
@@ -49,8 +50,7 @@ class Ear:
 
         A PARTIAL may be left out: it is due again next time.
         """
-        audio = np.clip(np.nan_to_num(audio), -1.0, 1.0).astype(np.float32, copy=False)
-        self.audio = np.concatenate([self.audio, audio])
+        self.audio = np.concatenate([self.audio, limited(audio)])
         due: list[tuple[Pass, Pcm]] = []
         while len(self.audio) > MAX_SEGMENT:
             cut = quietest(self.audio[:MAX_SEGMENT])

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
+from engine.audio.resample import limited
 from engine.models.family import Detokenizer, EngineRecipe, Family, FamilyInfo, ItemLayout
 from engine.models.published import named, read_config
 from engine.models.qwen_tokenizer import load_tokenizer
@@ -142,10 +143,10 @@ class MiniCPMO(Family):
         return self.instruct(instructions)
 
     def open_turn(self, mode: TurnMode) -> tuple[int, ...]:
-        return (self._start, *self._codec.encode("user\n"))
+        return self._user
 
     def close_turn(self, mode: TurnMode) -> tuple[int, ...]:
-        return (self._end, *self._newline, self._start, *self._codec.encode("assistant\n"), *self._opening)
+        return self._assistant
 
     def close_answer(self, mode: TurnMode) -> tuple[int, ...]:
         """An answer is meant to be spoken: `<|tts_eos|>` ends it, and the message ends behind that."""
@@ -163,8 +164,12 @@ class MiniCPMO(Family):
         return self._codec.detokenizer()
 
     @cached_property
-    def _opening(self) -> tuple[int, ...]:
-        tokens: list[int] = []
+    def _user(self) -> tuple[int, ...]:
+        return (self._start, *self._codec.encode("user\n"))
+
+    @cached_property
+    def _assistant(self) -> tuple[int, ...]:
+        tokens = [self._end, *self._newline, self._start, *self._codec.encode("assistant\n")]
         for part in self.answer_opening:
             tokens += [self._codec.special(part)] if part.startswith("<|") else self._codec.encode(part)
         return tuple(tokens)
@@ -204,8 +209,8 @@ class MiniCPMO(Family):
         if ear.is_continuous is not is_continuous:
             ear.reset()
             ear.is_continuous = is_continuous
-        new = np.clip(np.nan_to_num(hearing.audio), -1.0, 1.0).astype(np.float32, copy=False)
-        ear.rest = np.concatenate([ear.rest, new])
+        new = limited(hearing.audio)
+        ear.rest = np.concatenate([ear.rest, new]) if len(ear.rest) else new
         units = self._cut(ear, hearing.is_final and not is_continuous)
         return [(ear, unit) for unit in units]
 

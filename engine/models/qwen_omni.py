@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
+from engine.audio.resample import limited
 from engine.models.family import Detokenizer, EngineRecipe, Family, FamilyInfo, ItemLayout
 from engine.models.published import named, read_config
 from engine.models.qwen_tokenizer import load_tokenizer
@@ -175,9 +176,9 @@ class QwenOmni(Family):
     def _take(self, hearing: Hearing) -> tuple[list[Pcm], Pcm]:
         """Parts of at most a block to be encoded now; what waits for more audio."""
         ear: Ear = hearing.ear
-        audio = hearing.audio if not len(ear.rest) else np.concatenate([ear.rest, hearing.audio])
-        if len(audio) and not (audio.min() >= -1.0 and audio.max() <= 1.0):  # nor where NaN is among them
-            audio = np.clip(np.nan_to_num(audio), -1.0, 1.0)
+        audio = limited(hearing.audio)
+        if len(ear.rest):
+            audio = np.concatenate([ear.rest, audio])
         end = len(audio) - len(audio) % BLOCK_SAMPLES
         parts = [audio[start : start + BLOCK_SAMPLES] for start in range(0, end, BLOCK_SAMPLES)]
         rest = audio[end:]

@@ -10,7 +10,7 @@ import soxr
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.audio.resample import PcmDecoder
+from engine.audio.resample import PcmDecoder, limited
 
 RATES = [8_000, 11_025, 12_345, 16_000, 22_050, 24_000, 32_000, 44_100, 47_999, 48_000]
 
@@ -81,3 +81,13 @@ def test_delay_and_state_stay_bounded() -> None:
 def test_refuses_rates_outside_the_range(rate: int) -> None:
     with pytest.raises(ValueError, match="8000 and 48000"):
         PcmDecoder(rate)
+
+
+def test_audio_is_limited_to_numbers_between_minus_one_and_one():
+    fine = np.array([-1.0, 0.25, 1.0], np.float32)
+    assert limited(fine) is fine
+    assert not len(limited(fine[:0]))
+    wild = np.array([np.nan, np.inf, -np.inf, 1.5, -2.0, 0.25], np.float32)
+    assert limited(wild).tolist() == [0.0, 1.0, -1.0, 1.0, -1.0, 0.25]
+    assert limited(wild).dtype == np.float32
+    assert limited(fine * np.float32(np.nan)).tolist() == [0.0, 0.0, 0.0]
