@@ -69,6 +69,7 @@ class StreamingLogMel:
 
         A stream's first unit is FIRST_SAMPLES long and its left margin is zero; each later one is a second.
         A stream's units come in their order.
+        Streams go on with each unit; where this raises, they are of no more use, so work on copies.
         """
         return [made for some in batches(units) for made in self._compute(some)]
 
