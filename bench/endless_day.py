@@ -24,8 +24,6 @@ import argparse
 import json
 import math
 import os
-import platform
-import sys
 import tempfile
 import threading
 import time
@@ -35,16 +33,22 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from bench.endless_day_meter import Meter, slopes
+from bench.endless_day_meter import (
+    NUM_LEFT_OUT,
+    NUM_STRETCHES,
+    Meter,
+    machine,
+    slopes,
+    without_malloc_caches,
+)
 from bench.endless_day_plans import PLANS, SMALL, Chunks, Plan, make_model
 from bench.endless_sessions import Ours, Stock
 from engine.vllm.environment import prepare_process, repair_torch_companions
 from engine.vllm.settings import VllmSettings
 
-NUM_STRETCHES, NUM_LEFT_OUT, NUM_FINE = 48, 6, 24
+NUM_FINE = 24
 NUM_PAIRS, PAIRS_LIMIT_S = 60, 60.0
 HEAD = 30
-NO_CACHES = "glibc.malloc.tcache_count=0"
 GRACE_S = 120.0  # beyond the limit, for the comparison: then the process ends itself
 
 
@@ -127,7 +131,7 @@ class Run:
         return {
             "what": "vLLM's own streaming sessions" if self._is_stock else "compacted sessions",
             "plan": asdict(self._plan),
-            "machine": machine(self._plan),
+            "machine": machine(self._plan.device),
             "max_model_len": self._sessions.max_model_len,
             "trained_len": self._recipe.max_session_tokens,
             "hours": round(self._num_ticks * self._plan.budget_s / 3600, 3),
@@ -147,16 +151,6 @@ def _interval(logs: list[float]) -> list[float]:
     return [round(math.exp(mean + t * error), 4) for t in (0.0, -2.0, 2.0)]
 
 
-def machine(plan: Plan) -> str:
-    if plan.device == "cuda":
-        import torch
-
-        return torch.cuda.get_device_name()
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return f"{len(names)} x {names[0]}" if names else platform.processor()
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("model", choices=list(PLANS))
@@ -168,9 +162,7 @@ def main() -> None:
     parser.add_argument("--small", action="store_true")
     parser.add_argument("--out", type=Path, default=Path("bench/results/endless_day"))
     options = parser.parse_args()
-    if NO_CACHES not in os.environ.get("GLIBC_TUNABLES", ""):  # read when a process starts
-        os.environ["GLIBC_TUNABLES"] = NO_CACHES
-        os.execv(sys.executable, [sys.executable, "-m", "bench.endless_day", *sys.argv[1:]])
+    without_malloc_caches("bench.endless_day")
     changes: dict[str, Any] = {"num_sessions": options.sessions, "audio_every": options.audio_every}
     changes = {name: value for name, value in changes.items() if value} | (SMALL if options.small else {})
     plan = replace(PLANS[options.model], **changes)

@@ -6,6 +6,7 @@ import ctypes
 import gc
 import math
 import os
+import platform
 import sys
 import time
 from pathlib import Path
@@ -13,6 +14,8 @@ from typing import Any, Literal
 
 import numpy as np
 
+NUM_STRETCHES, NUM_LEFT_OUT = 48, 6  # of a run; of those, in which what is bounded fills up
+NO_CACHES = "glibc.malloc.tcache_count=0"
 NUM_LAGS = 4  # neighbouring stretches that a slope's interval takes to be alike
 MEMORY = ("rss_mib", "malloc_in_use_kib", "python_blocks", "gpu_mib")
 FIGURES = (*MEMORY, "host_cpu_ms_per_chunk", "tick_ms", "table_blocks", "record_tokens")
@@ -32,8 +35,8 @@ class Meter:
         self._num_ticks, self._blocks, self._tokens = 0, 0.0, 0.0
         self._started, self._cpu = time.perf_counter(), time.process_time()
 
-    def tick(self, table_blocks: int, record_tokens: int) -> None:
-        """Lengths of the longest session after the tick."""
+    def tick(self, table_blocks: float, record_tokens: float) -> None:
+        """Lengths of the longest session after the tick; NaN where there are none."""
         self._num_ticks += 1
         self._blocks += table_blocks
         self._tokens += record_tokens
@@ -63,6 +66,23 @@ class Meter:
             }
             for row in self._table[start : self._num_rows]
         ]
+
+
+def without_malloc_caches(module: str) -> None:
+    """Start this program anew, unless glibc was told before its start to cache no freed chunks."""
+    if NO_CACHES not in os.environ.get("GLIBC_TUNABLES", ""):
+        os.environ["GLIBC_TUNABLES"] = NO_CACHES
+        os.execv(sys.executable, [sys.executable, "-m", module, *sys.argv[1:]])
+
+
+def machine(device: str) -> str:
+    if device == "cuda":
+        import torch
+
+        return torch.cuda.get_device_name()
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return f"{len(names)} x {names[0]}" if names else platform.processor()
 
 
 def resident_mib() -> float:

@@ -119,10 +119,8 @@ def tables(reports: dict[str, dict[str, Any]]) -> list[str]:
             f"{report['what'][0].upper()}{report['what'][1:]}, {report['machine']}: "
             f"{plan['num_sessions']} sessions, "
             f"{report['ticks']:,} ticks of {_intake(plan)} and {plan['num_decoded']} decoded, which stand "
-            f"for {report['hours']:g} h at B = {plan['budget_s']:g} s: {report['tokens_of_a_session']:,} "
-            f"tokens a session, max_model_len {report['max_model_len']:,} (trained for "
-            f"{report['trained_len']:,}); it took {report['took_s']:g} s."
-            + (f" **It broke: {report['broke']}**" if report["broke"] else ""),
+            f"for {report['hours']:g} h at B = {plan['budget_s']:g} s{_tokens(report)}; it took "
+            f"{report['took_s']:g} s." + (f" **It broke: {report['broke']}**" if report["broke"] else ""),
             "",
             "| figure | mean | slope an hour (95 % interval) | over the run, of the mean | grows |",
             "|---|---|---|---|---|",
@@ -141,7 +139,18 @@ def tables(reports: dict[str, dict[str, Any]]) -> list[str]:
     return lines
 
 
+def _tokens(report: dict[str, Any]) -> str:
+    if "max_model_len" not in report:
+        return ""  # not an engine
+    return (
+        f": {report['tokens_of_a_session']:,} tokens a session, max_model_len {report['max_model_len']:,} "
+        f"(trained for {report['trained_len']:,})"
+    )
+
+
 def _intake(plan: dict[str, Any]) -> str:
+    if "intake" in plan:
+        return plan["intake"]
     audio, tokens = f"{plan['budget_s']:g} s of audio", f"{plan['num_tokens']} tokens"
     if not plan["with_audio"]:
         return tokens
