@@ -45,15 +45,16 @@ def prepare() -> None:
 
     settings = load()
     cache_dir = settings.cache_dir.expanduser().absolute()
+    checkpoint = None
     try:
         with progress_bar() as report:
             load_vad_file(cache_dir, report)
             if settings.model != "null":
-                load_family(settings.model, cache_dir, report)
+                checkpoint = load_family(settings.model, cache_dir, report).info.checkpoint
     except (PrepareError, ValueError) as error:
         print(f"metronome: {error}", file=sys.stderr)
         raise typer.Exit(1) from None
-    print(f"{settings.model} is ready in {cache_dir}")
+    print(f"{settings.model} is ready" + (f": {checkpoint}" if checkpoint else f" in {cache_dir}"))
 
 
 def _parameter_name(option: Option) -> str:
