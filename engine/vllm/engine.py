@@ -91,6 +91,7 @@ class VllmEngine:
 
     def _main(self, on_results: OnResults, on_failure: OnFailure) -> None:
         self._live(on_results, on_failure)
+        gc.unfreeze()
         gc.collect()  # the model and its KV cache are cycles; the next engine needs their memory
         if self._settings.device == "cuda":
             sys.modules["torch"].cuda.empty_cache()
@@ -130,6 +131,8 @@ class VllmEngine:
             _warm_up(core)
             if recipe.layout is not None:
                 _prove(core, recipe.layout)
+            gc.collect()
+            gc.freeze()  # what is loaded stays: to look through it stops every thread for half a second
         except Exception as error:
             self._start_error = (
                 error if isinstance(error, EngineError) else _engine_error("the engine did not start", error)

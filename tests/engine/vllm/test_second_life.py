@@ -42,7 +42,9 @@ settings = VllmSettings(
 )
 engine = VllmEngine(recipe, settings)
 engine.start(lambda results: None, lambda failure: None)
+print("spared", gc.get_freeze_count() > 100_000)
 engine.close()
+print("still spared", gc.get_freeze_count())
 print("weights", num_weights())
 """
 
@@ -52,4 +54,6 @@ def test_a_closed_engine_leaves_no_weights(tmp_path: Path) -> None:
     command = [sys.executable, "-c", PROGRAM, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-2000:]
+    assert "spared True\n" in done.stdout  # from the collector, while the engine runs
+    assert "still spared 0\n" in done.stdout
     assert "weights 0\n" in done.stdout
