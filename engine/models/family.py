@@ -54,6 +54,7 @@ class EngineRecipe:
     dtype: str = "bfloat16"
     modality: str | None = None  # "audio" where works carry features
     layout: ItemLayout | None = None  # of these features
+    samplings: tuple[Sampling, ...] = (Sampling(),)  # all ways in which its sessions pick tokens
     load_format: str = "auto"
     overrides: dict[str, Any] = field(default_factory=dict)  # further engine arguments by name
 
@@ -111,6 +112,10 @@ class Family(ABC):
 
     @abstractmethod
     def sampling(self, mode: TurnMode) -> Sampling: ...
+
+    def samplings(self) -> tuple[Sampling, ...]:
+        """Those of all its turn modes."""
+        return tuple(dict.fromkeys(self.sampling(mode) for mode in self.info.turn_modes))
 
     @abstractmethod
     def detokenizer(self) -> Detokenizer: ...

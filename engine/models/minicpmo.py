@@ -133,6 +133,7 @@ class MiniCPMO(Family):
                 num_tokens=lambda num_frames: self.unit_tokens,
                 values={},
             ),
+            samplings=self.samplings(),
             overrides={"skip_tokenizer_init": True},  # vLLM needs none, and the checkpoint's is remote code
         )
 

@@ -114,6 +114,7 @@ class QwenOmni(Family):
                 num_tokens=self.num_tokens,
                 values={"audio_feature_lengths": lambda num_frames: num_frames},
             ),
+            samplings=self.samplings(),
             overrides={"hf_overrides": plain_rope},
         )
 

@@ -57,7 +57,7 @@ class SmolLM2Whisper(Family):
         self._end_of_text = self._codec.special("<|endoftext|>")
 
     def engine_recipe(self) -> EngineRecipe:
-        return EngineRecipe(model_dir=self._llm_dir, max_session_tokens=8_192)
+        return EngineRecipe(self._llm_dir, max_session_tokens=8_192, samplings=self.samplings())
 
     # the conversation's template
 

@@ -12,11 +12,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from engine.engine import EngineError, EngineLimits, EngineStats, OnFailure, OnResults
-from engine.models.family import EngineRecipe, ItemLayout
-from engine.types import Finish, Work
+from engine.models.family import EngineRecipe
+from engine.types import Work
 from engine.vllm.environment import prepare_process, repair_torch_companions
 from engine.vllm.inbox import Inbox, Letter
 from engine.vllm.settings import VllmSettings
+from engine.vllm.warming import prove, warm_up
 
 if TYPE_CHECKING:
     from engine.vllm.core import SessionCore
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _CLOSE_TIMEOUT_S = 60.0
-_WARM_UP_STEPS = 16  # more than the warm-up's few tokens can take
 
 
 class VllmEngine:
@@ -128,9 +128,9 @@ class VllmEngine:
                 raise EngineError(f"the family does not say what its {recipe.modality} features are like")
             core = SessionCore(load(recipe, self._settings), recipe.modality, recipe.layout)
             self._limits = core.limits
-            _warm_up(core)
+            warm_up(core, recipe.samplings)
             if recipe.layout is not None:
-                _prove(core, recipe.layout)
+                prove(core, recipe.layout)
             gc.collect()
             gc.freeze()  # what is loaded stays: to look through it stops every thread for half a second
         except Exception as error:
@@ -174,46 +174,6 @@ def _apply(letters: list[Letter], core: SessionCore) -> None:
                 core.submit(work)
         if letter.cancel_work:
             core.cancel(*letter.key)
-
-
-def _warm_up(core: SessionCore) -> None:
-    """A session's whole life before the first caller's, and the proof that a step works."""
-    core.submit(
-        Work(
-            "warm-up", 0, 0, token_ids=(0,) * min(8, (core.limits.max_session_tokens or 64) - 2), max_tokens=2
-        )
-    )
-    for _ in range(_WARM_UP_STEPS):
-        if core.has_work():
-            core.step()
-    finish = [result.finish for result in core.take_results() if result.finish is not None]
-    if finish != [Finish.LENGTH]:
-        raise EngineError(f"the engine's warm-up ended with {finish} instead of an answer")
-    core.end("warm-up", 0)
-    while core.has_work():
-        core.step()
-
-
-def _prove(core: SessionCore, layout: ItemLayout) -> None:
-    """Encode items as the family says they are: else its first caller would find out that they are not."""
-    from engine.vllm.layout import LayoutCheck
-
-    check = LayoutCheck(layout)
-    for num_frames in check.lengths:
-        item, name = check.example(num_frames), f"layout-{num_frames}"
-        try:
-            core.submit(Work(name, 0, 0, (0,) * item.num_tokens, (item,)))
-            while core.has_work():
-                core.step()
-            (result,) = core.take_results()
-        except Exception as error:
-            what = f"the encoder does not make {item.num_tokens} tokens of {num_frames} frames"
-            raise _engine_error(what, error) from None
-        if result.finish is not Finish.FED:
-            raise EngineError(f"an item of {num_frames} frames is refused: {result.error}")
-        core.end(name, 0)
-    while core.has_work():
-        core.step()
 
 
 def _engine_error(what: str, error: Exception) -> EngineError:
