@@ -1,4 +1,4 @@
-"""Builds the application and runs it: load, rehearse with a synthetic session, serve, drain, stop."""
+"""Builds the application and runs it: load, rehearse, serve, drain, stop."""
 
 from __future__ import annotations
 

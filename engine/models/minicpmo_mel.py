@@ -68,8 +68,8 @@ class StreamingLogMel:
         """For each unit its frames, float32 [NUM_BINS, NUM_FRAMES] on the CPU, and whether a stream begins.
 
         A stream's first unit is FIRST_SAMPLES long and its left margin is zero; each later one is a second.
-        A stream's units come in their order.
-        Streams go on with each unit; where this raises, they are of no more use, so work on copies.
+        A stream's units come in their order. Streams go on with each unit; where this raises, they are of no
+        more use, so work on copies.
         """
         return [made for some in batches(units) for made in self._compute(some)]
 

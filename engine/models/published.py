@@ -25,7 +25,7 @@ ARCHITECTURES = {
     "Qwen3OmniMoeForConditionalGeneration": "qwen_omni:Qwen3Omni",
     "MiniCPMO": "minicpmo:minicpmo",
 }
-"""`architectures` of a config.json -> module and class of its family, which takes (directory, device=...)."""
+"""`architectures` of a config.json -> module, and what makes the family there of (directory, device=...)."""
 
 EXAMPLES = ("Qwen/Qwen2.5-Omni-7B", "Qwen/Qwen3-Omni-30B-A3B-Instruct", "openbmb/MiniCPM-o-4_5")
 
@@ -100,7 +100,7 @@ def read_config(directory: Path) -> dict[str, Any]:
 
 
 def family_class(directory: Path) -> Any:
-    """The class of the checkpoint's family. Raises ValueError for an architecture that we do not serve."""
+    """What makes the checkpoint's family. Raises ValueError for an architecture that we do not serve."""
     found = read_config(directory).get("architectures") or []
     for architecture in found:
         if architecture in ARCHITECTURES:

@@ -2,7 +2,7 @@
 
 A wrong shape, dtype, device or number of tokens fails inside vLLM's step, with everyone's audio in the same
 batch; here it fails alone. That the statement itself is true is shown at the start, by encoding examples of
-it (engine.py); so what passes here is of a kind that the encoder has taken.
+it (warming.py); so what passes here is of a kind that the encoder has taken.
 """
 
 from __future__ import annotations

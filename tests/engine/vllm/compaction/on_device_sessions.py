@@ -1,4 +1,4 @@
-"""Sessions that do anything at any moment; sessions without end; cancels without compaction."""
+"""Sessions that do anything at any moment, and sessions without end."""
 
 from __future__ import annotations
 
