@@ -85,7 +85,7 @@ class Run:
                 self._tick(self._names)
             except Exception as error:
                 traceback.print_exc()
-                self._broke = f"{type(error).__name__}: {error}"
+                self._broke = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
                 break
             meter.tick(*self._sessions.lengths())
             is_fine = self._num_ticks < whole and self._num_ticks % fine == 0 and meter.num_rows < NUM_FINE

@@ -55,6 +55,7 @@ VARIANTS: tuple[tuple[str, bool, dict[str, Any]], ...] = (  # model, eager, furt
     ("Qwen2", True, {}),
 )
 KEYS_LIMIT = {"auto": 0.01, "fp8": 0.06}  # relative error that passes
+NO_FLOAT16 = ("Glm4",)  # vLLM refuses it there: its logits have nothing finer to be held against
 LOGITS_LIMIT = 1.5  # the same, over that of the engine's own rounding
 
 
@@ -207,12 +208,14 @@ def study(runs: Runs, name: str, eager: bool, overrides: dict[str, Any]) -> dict
     moved, measured = runs.moved(name, eager, overrides)
     row |= measured
     kept = runs.kept(name, eager, overrides)
+    pairs = [("compaction", moved, kept)]
     if overrides:
-        true = runs.kept(name, eager, {})
-    else:
-        true = runs.kept(name, True, {}, "float16" if runs.device == "cuda" else "float32")
+        pairs.append(("rounding", kept, runs.kept(name, eager, {})))
+    elif name not in NO_FLOAT16 or runs.device == "cpu":
+        finer = "float16" if runs.device == "cuda" else "float32"
+        pairs.append(("rounding", kept, runs.kept(name, True, {}, finer)))
     first = (WINDOW + SLACK) // CHUNK
-    for what, one, other in (("compaction", moved, kept), ("rounding", kept, true)):
+    for what, one, other in pairs:
         errors = (one - other).norm(dim=1) / other.norm(dim=1)
         row[f"logits_error_of_{what}"] = {
             "before": float(errors[:first].mean()),
@@ -220,10 +223,9 @@ def study(runs: Runs, name: str, eager: bool, overrides: dict[str, Any]) -> dict
             "last 10": float(errors[-10:].mean()),
             "same top token": float((one.argmax(1) == other.argmax(1)).float().mean()),
         }
-    late = (row[f"logits_error_of_{what}"]["last 10"] for what in ("compaction", "rounding"))
-    ratio = next(late) / next(late)
+    late = [row[f"logits_error_of_{what}"]["last 10"] for what, _, _ in pairs]
     is_close = row["keys_error"] < KEYS_LIMIT[overrides.get("kv_cache_dtype", "auto")]
-    row["passed"] = is_close and ratio < LOGITS_LIMIT
+    row["passed"] = is_close and (len(late) == 1 or late[0] / late[1] < LOGITS_LIMIT)
     row["seconds"] = time.perf_counter() - started
     return row
 
