@@ -41,14 +41,14 @@ def omni(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 @pytest.fixture(scope="module")
 def module_stepper(omni: Any) -> Iterator:
     from engine.vllm.core import SessionCore
-    from engine.vllm.engine import _prove
     from engine.vllm.loading import load
+    from engine.vllm.warming import prove
     from tests.engine.vllm.stepper import Stepper
 
     recipe = omni.engine_recipe()
     core = load(recipe, SETTINGS)
     sessions = SessionCore(core, recipe.modality, recipe.layout)
-    _prove(sessions, recipe.layout)
+    prove(sessions, recipe.layout)
     yield Stepper(sessions)
     core.shutdown()
 
