@@ -18,10 +18,10 @@ _MAX_STEPS = 64  # several times what one wave can take
 
 
 def warm_up(core: SessionCore, samplings: Iterable[Sampling]) -> None:
-    """Decode by each way of sampling in batches of every size that halving gives, down to a single session.
+    """Decode by each way of sampling in batches of all sessions, then of each power of two, down to one.
 
-    On a GPU vLLM compiles its top-p kernels when a batch of a new class of sizes (to 4, 8, 16, 33, 66)
-    first occurs, for 2 to 3 s in which all sessions wait; its own warm-up leaves them out
+    On a GPU vLLM compiles its top-p kernels when a batch of a new class of sizes first occurs (on an H200 to
+    4, 8, 16, 33, 66), for 2 to 3 s in which all sessions wait; its own warm-up leaves them out
     (bench/results/families.md). Raises EngineError where a session does not get its tokens.
     """
     distinct = dict.fromkeys(replace(sampling, stop_token_ids=()) for sampling in samplings)
@@ -30,27 +30,27 @@ def warm_up(core: SessionCore, samplings: Iterable[Sampling]) -> None:
 
 
 def _wave(core: SessionCore, generation: int, sampling: Sampling) -> None:
-    """All sessions begin in one step; after each step half of them are done."""
+    """All begin in one step; after each step as many are done as bring the batch to its next size."""
     limits = core.limits
     most = min(
         limits.max_sessions,
         limits.num_kv_blocks // limits.blocks_per_session,
         limits.max_batch_tokens // _NUM_TOKENS,
     )
-    num_sessions = 1 << (most.bit_length() - 1)
+    sizes = sorted({most, *(1 << i for i in range(most.bit_length()))}, reverse=True)
     room = (limits.max_session_tokens or 1 << 20) - _NUM_TOKENS
-    names = [f"warm-up-{i}" for i in range(num_sessions)]
+    names = [f"warm-up-{i}" for i in range(most)]
     for i, name in enumerate(names):
-        max_tokens = (num_sessions // (i + 1)).bit_length()
+        max_tokens = sum(i < size for size in sizes)
         tokens, most_tokens = (0,) * _NUM_TOKENS, min(max_tokens, room)
         core.submit(Work(name, generation, 0, tokens, max_tokens=most_tokens, sampling=sampling))
     for _ in range(_MAX_STEPS):
         if core.has_work():
             core.step()
     ends = [result for result in core.take_results() if result.finish is not None]
-    if [result.finish for result in ends] != [Finish.LENGTH] * num_sessions:
+    if [result.finish for result in ends] != [Finish.LENGTH] * most:
         told = next((r.error or r.finish for r in ends if r.finish is not Finish.LENGTH), "nothing")
-        raise EngineError(f"the warm-up of {num_sessions} sessions with {sampling} ended with: {told}")
+        raise EngineError(f"the warm-up of {most} sessions with {sampling} ended with: {told}")
     _end(core, generation, names)
 
 

@@ -1,4 +1,4 @@
-"""The warm-up: each size of batch that halving gives is sampled once, by all ways of its sessions."""
+"""The warm-up: batches of all sessions and of each power of two, by all ways in which sessions sample."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ def batches(stepper: Stepper, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return sizes
 
 
-def test_batches_shrink_by_halves_for_each_way_of_sampling(stepper: Stepper, batches: list[int]):
+def test_batches_shrink_to_one_for_each_way_of_sampling(stepper: Stepper, batches: list[int]):
     assert SETTINGS.max_sessions == 24
     other = replace(WITH_TOP_P, top_k=10)
     same_but_its_stop = replace(WITH_TOP_P, stop_token_ids=(8, 9))
     warm_up(stepper.core, [WITH_TOP_P, other, same_but_its_stop])
-    assert batches == [16, 8, 4, 2, 1] * 2
+    assert batches == [24, 16, 8, 4, 2, 1] * 2
     stepper.check_empty()
 
 
@@ -46,9 +46,9 @@ def test_it_stays_within_what_the_pool_holds(stepper: Stepper, batches: list[int
         warm_up(stepper.core, [Sampling()])
     finally:
         stepper.core.limits = limits
-    assert batches == [4, 2, 1]
+    assert batches == [6, 4, 2, 1]
 
 
 def test_an_engine_that_refuses_is_told(stepper: Stepper):
-    with pytest.raises(EngineError, match=r"warm-up of 16 sessions .*temperature"):
+    with pytest.raises(EngineError, match=r"warm-up of 24 sessions .*temperature"):
         warm_up(stepper.core, [Sampling(temperature=-1.0)])
