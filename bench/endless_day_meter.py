@@ -134,8 +134,9 @@ def slope(rows: list[dict[str, float]], figure: str) -> dict[str, float] | None:
     x, y = np.array(points).T
     from_mean = x - x.mean()
     spread = float((from_mean**2).sum())
-    rise = float((from_mean * y).sum()) / spread
-    moments = from_mean * (y - y.mean() - rise * from_mean)
+    deviations = y - y[0] - (y - y[0]).mean()  # exactly 0 where nothing moved
+    rise = float((from_mean * deviations).sum()) / spread
+    moments = from_mean * (deviations - rise * from_mean)
     variance = float((moments**2).sum())
     for lag in range(1, NUM_LAGS + 1):
         variance += 2 * (1 - lag / (NUM_LAGS + 1)) * float((moments[lag:] * moments[:-lag]).sum())
