@@ -15,7 +15,7 @@ from fastapi import FastAPI
 
 from app import http, logs, page, preflight, stream
 from app.connection import Connection, HttpConnection
-from app.service import MAX_BATCH, Service, build
+from app.service import Service, build
 from app.settings import Settings, resolve
 from engine.audio.speech import SpeechDetector
 from engine.conductor import Conductor, Phase
@@ -25,6 +25,7 @@ from engine.models.null import NullFamily
 from engine.models.prepare import PrepareError, progress_bar
 from engine.null import NullEngine
 from engine.rehearsal import rehearse
+from engine.scheduler import MAX_BATCH
 from engine.voice import load_voice
 
 log = logging.getLogger(__name__)

@@ -18,10 +18,8 @@ from engine.conductor import Conductor, Phase
 from engine.config import SessionConfig
 from engine.engine import Engine
 from engine.models.family import Family
-from engine.scheduler import TickSample, TickScheduler
+from engine.scheduler import MAX_BATCH, TickSample, TickScheduler
 from engine.voice.voice import VOICE_RATE, Voice
-
-MAX_BATCH = 16  # sessions that are heard at once
 
 
 @dataclass(slots=True)

@@ -37,12 +37,12 @@ from bench.endless_day_meter import (
     NUM_LEFT_OUT,
     NUM_STRETCHES,
     Meter,
-    machine,
     slopes,
     without_malloc_caches,
 )
 from bench.endless_day_plans import PLANS, SMALL, Chunks, Plan, make_model
 from bench.endless_sessions import Ours, Stock
+from bench.provenance import provenance
 from engine.vllm.environment import prepare_process, repair_torch_companions
 from engine.vllm.settings import VllmSettings
 
@@ -131,7 +131,7 @@ class Run:
         return {
             "what": "vLLM's own streaming sessions" if self._is_stock else "compacted sessions",
             "plan": asdict(self._plan),
-            "machine": machine(self._plan.device),
+            **provenance(self._plan.device),
             "max_model_len": self._sessions.max_model_len,
             "trained_len": self._recipe.max_session_tokens,
             "hours": round(self._num_ticks * self._plan.budget_s / 3600, 3),

@@ -6,7 +6,6 @@ import ctypes
 import gc
 import math
 import os
-import platform
 import sys
 import time
 from pathlib import Path
@@ -73,16 +72,6 @@ def without_malloc_caches(module: str) -> None:
     if NO_CACHES not in os.environ.get("GLIBC_TUNABLES", ""):
         os.environ["GLIBC_TUNABLES"] = NO_CACHES
         os.execv(sys.executable, [sys.executable, "-m", module, *sys.argv[1:]])
-
-
-def machine(device: str) -> str:
-    if device == "cuda":
-        import torch
-
-        return torch.cuda.get_device_name()
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return f"{len(names)} x {names[0]}" if names else platform.processor()
 
 
 def resident_mib() -> float:

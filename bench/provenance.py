@@ -1,4 +1,4 @@
-"""What a result was measured with; every program writes it into its file by itself."""
+"""What a result was measured with, for the head of its file."""
 
 from __future__ import annotations
 
@@ -15,20 +15,25 @@ def provenance(device: str) -> dict[str, str]:
 
     METRONOME_COMMIT names the commit where the tree was copied without its history.
     """
-    if device == "cuda":
-        import torch
-
-        machine = torch.cuda.get_device_name()
-    else:
-        machine = f"{platform.machine()} CPU"
     module = sys.modules["__main__"].__spec__
     program = sys.argv[0] if module is None else f"-m {module.name}"
     return {
-        "machine": machine,
+        "machine": machine(device),
         "versions": ", ".join(_versions()),
         "commit": os.environ.get("METRONOME_COMMIT") or _head(),
         "command": " ".join(["python", program, *sys.argv[1:]]),
     }
+
+
+def machine(device: str) -> str:
+    """The GPU's name, or the cores and their processor's."""
+    if device == "cuda":
+        import torch
+
+        return torch.cuda.get_device_name()
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return f"{len(names)} x {names[0]}" if names else f"{platform.machine()} CPU"
 
 
 def _versions() -> list[str]:

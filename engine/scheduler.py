@@ -15,6 +15,8 @@ from engine.session import Session
 from engine.slots import SlotTable
 from engine.types import Hearing
 
+MAX_BATCH = 16  # sessions that are heard at once
+
 
 @dataclass(frozen=True, slots=True)
 class TickSample:

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from app.server import rehearsal_on
-from app.service import MAX_BATCH
 from engine.null import NullEngine
+from engine.scheduler import MAX_BATCH
 from engine.types import Work
 from tests.support.serving import serving
 

@@ -15,13 +15,11 @@ from engine.engine import EngineError
 from engine.models.null import NullFamily
 from engine.null import DEFAULT_LIMITS, NullEngine
 from engine.rehearsal import rehearse
-from engine.scheduler import TickScheduler
+from engine.scheduler import MAX_BATCH, TickScheduler
 from engine.tally import Tally
 from engine.types import Hearing, Intake, TurnMode, Work
 from tests.support.serving import TIMEOUT_S
 from tests.support.stage import CONFIG
-
-MAX_BATCH = 16
 
 
 class Listener(NullFamily):
