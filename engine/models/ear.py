@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import enum
 from copy import deepcopy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 
 import numpy as np
 
@@ -79,8 +79,8 @@ class Ear:
         return replace(self, prefix=deepcopy(self.prefix), words=[*self.words])
 
     def become(self, other: Ear) -> None:
-        for name in ("audio", "num_passed", "prefix", "words", "num_tokens"):
-            setattr(self, name, getattr(other, name))
+        for each in fields(self):
+            setattr(self, each.name, getattr(other, each.name))
 
     def _is_worth_a_pass(self) -> bool:
         new = self.audio[self.num_passed :]

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
@@ -71,8 +71,8 @@ class Ear:
         return replace(self, mel=mel)
 
     def become(self, other: Ear) -> None:
-        self.rest, self.mel, self.num_units = other.rest, other.mel, other.num_units
-        self.is_continuous = other.is_continuous
+        for each in fields(self):
+            setattr(self, each.name, getattr(other, each.name))
 
 
 class MiniCPMO(Family):

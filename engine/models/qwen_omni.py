@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -142,14 +142,7 @@ class QwenOmni(Family):
 
     @cached_property
     def _sampling(self) -> Sampling:
-        defaults = self.sampling_defaults
-        return Sampling(
-            temperature=defaults.temperature,
-            top_p=defaults.top_p,
-            top_k=defaults.top_k,
-            repetition_penalty=defaults.repetition_penalty,
-            stop_token_ids=(self._end, self._end_of_text),
-        )
+        return replace(self.sampling_defaults, stop_token_ids=(self._end, self._end_of_text))
 
     def detokenizer(self) -> Detokenizer:
         return self._codec.detokenizer()
