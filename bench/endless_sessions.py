@@ -49,7 +49,7 @@ class Ours(_Sessions):
         from engine.vllm.loading import load
 
         super().__init__(num_head_tokens)
-        self._core = SessionCore(load(recipe, settings), recipe.modality)
+        self._core = SessionCore(load(recipe, settings), recipe.modality, recipe.layout)
         self._ages: dict[str, int] = {}
         if self._core.limits.max_session_tokens is not None:
             raise Broken("this engine's sessions have an end")

@@ -49,7 +49,7 @@ def make_core(recipe: EngineRecipe, device: Any, eager: bool, **changes: Any) ->
         gpu_memory_utilization=0.1,  # vLLM wants so much to be free, though it takes what is said above
     )
     settings = VllmSettings(device=device, eager=eager, **(given | changes))
-    core = SessionCore(load(recipe, settings), recipe.modality)
+    core = SessionCore(load(recipe, settings), recipe.modality, recipe.layout)
     assert (core.limits.max_session_tokens is None) == (settings.compaction_slack_tokens > 0)
     return core
 
