@@ -33,7 +33,7 @@ check: $(TEST_READY)
 	$(BIN)/lint-imports
 
 bench: $(TEST_READY)
-	@test -n "$(NAME)" || { echo "make bench NAME=..., one of:"; ls bench | sed -n 's/^\([a-z].*\)\.py$$/  \1/p'; exit 2; }
+	@test -n "$(NAME)" || { echo "make bench NAME=..., one of:"; grep -l "__name__ ==" bench/*.py | sed "s,bench/\(.*\)\.py,  \1,"; exit 2; }
 	$(BIN)/python -m bench.$(NAME) $(ARGS)
 
 $(SERVE_READY): pyproject.toml requirements/constraints.txt $(PINS)

@@ -1,9 +1,10 @@
-"""Table and plot of what endless_day.py measured: endless_day.md and .svg beside its folder of JSON files.
+"""Table and plot of what endless_day.py and endless_day_server.py measured: a page and an SVG.
 
     python -m bench.endless_day_report [DIR]
 
-DIR defaults to bench/results. The plot needs matplotlib (pip install -e '.[bench]'); without it there is only
-the page. What stands in the page under "Beside it" was written by people and stays; all else is made here.
+Writes endless_day.md and .svg into DIR (bench/results), of its folder endless_day; dry runs are left out. The
+plot needs matplotlib (pip install -e '.[bench]'); without it there is only the page. What stands in the page
+under "Beside it" was written by people and stays; all else is made here.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ FIGURES = {
 def main() -> None:
     directory = Path(sys.argv[1] if len(sys.argv) > 1 else "bench/results")
     files = sorted((directory / "endless_day").glob("*.json"))
-    reports = {path.stem: json.loads(path.read_text()) for path in files}
+    reports = {path.stem: json.loads(path.read_text()) for path in files if not path.stem.endswith("_small")}
     for report in reports.values():
         report["slopes"], report["late_slopes"] = slopes(report), slopes(report, second_half=True)
     if not reports:
