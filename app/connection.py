@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, MutableMapping
+from types import GeneratorType
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.http11 import Request
-from websockets.protocol import State
+from websockets.protocol import Protocol, State
 from websockets.speedups import apply_mask
+from websockets.streams import StreamReader
 
 REQUEST_LIMIT_S = 20.0  # from a connection's begin to the end of its first request's head
 ABORT_AFTER_S = 15.0
@@ -19,6 +21,7 @@ SMALL_BYTES = 16_384
 _WHOLE_BINARY = 0x82  # a frame's first byte: the only frame of its message, binary, no extension's bits
 _MASKED = 0x80  # its second byte: a client's, and its length where that is under 126
 _MASKED_16 = 0xFE  # its second byte: a client's, with its length in the two bytes behind
+_FRAME_BEGINS = StreamReader.at_eof.__code__  # where websockets' parser waits for a frame's first byte
 _EXTENSION = "metronome.connection"  # in the ASGI scope: the connection itself
 
 OnAudio = Callable[[bytes], None]
@@ -102,14 +105,11 @@ class Connection(WebSocketsSansIOProtocol):
         Only where it is between two messages, and nothing waits for the handler. All else is its own, the
         rest of a frame that was cut included.
         """
-        conn = self.conn
         if (
             self.on_audio is not None
-            and not conn.reader.buffer
-            and conn.current_size is None
-            and conn.state is State.OPEN
             and not self.close_sent
             and self.queue.empty()
+            and _is_between_messages(self.conn)
         ):
             data = _hand_over(data, self.on_audio)
         if data:
@@ -141,6 +141,20 @@ class Connection(WebSocketsSansIOProtocol):
         if is_much and not self.read_paused:
             self.read_paused = True
             self.transport.pause_reading()
+
+
+def _is_between_messages(conn: Protocol) -> bool:
+    """Whether the next byte is a message's first.
+
+    An empty buffer does not say so: where a read ended right behind a frame's header, the parser has taken
+    the header and waits for the payload, which may look like a frame.
+    """
+    if conn.state is not State.OPEN or conn.current_size is not None:
+        return False
+    waits: Any = conn.parser
+    while isinstance(inner := waits.gi_yieldfrom, GeneratorType):
+        waits = inner
+    return waits.gi_code is _FRAME_BEGINS
 
 
 def _hand_over(data: bytes, on_audio: OnAudio) -> bytes:

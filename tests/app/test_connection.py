@@ -156,3 +156,32 @@ async def test_whole_frames_of_audio_go_past_the_parser(monkeypatch: pytest.Monk
         await until(b"response.done")
     assert b"heard 1000 ms" in said
     assert parsed[2] == len(COMMIT)
+
+
+@pytest.mark.parametrize("cut", [2, 4, 8])
+async def test_a_read_that_ends_inside_or_right_behind_a_header(cut: int, monkeypatch: pytest.MonkeyPatch):
+    """The parser's buffer is empty then; what follows on the wire looks like short frames, and is none."""
+    num_parsed = 0
+    receive = Protocol.receive_data
+
+    def counted(self: Protocol, data: bytes) -> None:
+        nonlocal num_parsed
+        num_parsed += len(data)
+        receive(self, data)
+
+    frame = b"\x82\xfe" + b"\x82" * (2 + 4 + 0x8282)  # length, mask, silence: every byte begins a frame
+    async with serving() as server, raw_socket(server) as (reader, writer):
+        said = b""
+        async with asyncio.timeout(TIMEOUT_S):
+            writer.write(raw(Opcode.TEXT, b'{"type": "ping"}'))
+            while b"pong" not in said:
+                said += await reader.read(65_536)
+            monkeypatch.setattr(Protocol, "receive_data", counted)
+            writer.write(frame[:cut])
+            while num_parsed < cut:
+                await asyncio.sleep(0.001)
+            writer.write(frame[cut:] + COMMIT)
+            while b"response.done" not in said and (data := await reader.read(65_536)):
+                said += data
+        assert server.service.conductor.tally().audio_samples == 0x8282 // 2
+    assert b"heard 1044 ms" in said
