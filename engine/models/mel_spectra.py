@@ -37,7 +37,7 @@ class MelSpectra:
         self._device = torch.device(device)
         self._is_cuda = self._device.type == "cuda"
         self._num_bins = num_bins
-        self._window = torch.hann_window(N_FFT, device=self._device)
+        self._window = torch.hann_window(N_FFT, dtype=torch.float32, device=self._device)
         self._bands = [
             (rows, needed, torch.from_numpy(filters).float().to(self._device))
             for rows, needed, filters in _banded(mel_filters(num_bins), 1 if self._is_cuda else _CPU_BANDS)
@@ -95,10 +95,11 @@ class MelSpectra:
         num = math.prod(shape)
         kept = self._buffers.get(name)
         if kept is None or len(kept) < num:
+            # By its name: what it is by default vLLM changes in all threads while it loads a model.
             if is_pinned is None:
-                kept = torch.zeros(num, device=self._device)
+                kept = torch.zeros(num, dtype=torch.float32, device=self._device)
             else:
-                kept = torch.zeros(num, pin_memory=is_pinned)
+                kept = torch.zeros(num, dtype=torch.float32, pin_memory=is_pinned)
             self._buffers[name] = kept
         return kept[:num].view(shape)
 

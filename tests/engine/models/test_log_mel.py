@@ -105,3 +105,16 @@ def test_what_was_given_out_stays_when_the_next_batch_is_computed(chunks):
 
 def test_no_chunks():
     assert LogMel()([]) == []
+
+
+def test_an_engine_that_loads_in_another_thread_changes_nothing(chunks):
+    """It sets the process's default dtype; a buffer of another would stay for ever."""
+    expected = LogMel()(chunks)
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        mel = LogMel()
+        mel(chunks[:1])
+    finally:
+        torch.set_default_dtype(torch.float32)
+    for ours, theirs in zip(mel(chunks), expected, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=0, rtol=0)
