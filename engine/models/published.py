@@ -75,11 +75,11 @@ def find(model: str, progress: Progress | None = None) -> Path:
             f"give its path: --model /path/to/{name.split('/')[1]}"
         ) from error
     if not _COMMIT.fullmatch(revision):
-        log.info("%s is %s: --model with that name keeps to it", model, named(directory))
+        log.info("%s is %s: --model with that name keeps to it", model, checkpoint_name(directory))
     return directory
 
 
-def named(directory: Path) -> str:
+def checkpoint_name(directory: Path) -> str:
     """NAME@COMMIT of a directory in the Hub client's cache, the path of any other."""
     owner_name = directory.parent.parent.name.removeprefix("models--").replace("--", "/", 1)
     is_cached = directory.parent.name == "snapshots" and _HUB_NAME.fullmatch(owner_name) is not None

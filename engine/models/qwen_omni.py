@@ -23,7 +23,7 @@ import numpy as np
 
 from engine.audio.resample import limited
 from engine.models.family import Detokenizer, EngineRecipe, Family, FamilyInfo, ItemLayout
-from engine.models.published import named, read_config
+from engine.models.published import checkpoint_name, read_config
 from engine.models.qwen_tokenizer import load_tokenizer
 from engine.models.text import TextCodec
 from engine.types import SAMPLE_RATE, Features, Hearing, Intake, Pcm, Sampling, TurnMode
@@ -81,7 +81,7 @@ class QwenOmni(Family):
             playback_tokens_per_s=4.0,  # unhurried speech: 3 words a second
             transcribes=False,
             audio_tokens_per_s=self.audio_tokens_per_s,
-            checkpoint=named(model_dir),
+            checkpoint=checkpoint_name(model_dir),
         )
 
     @abstractmethod

@@ -12,7 +12,7 @@ from vllm.model_executor.layers.linear import LinearBase
 from vllm.v1.engine.core import EngineCore
 
 from engine.engine import EngineError
-from engine.models.published import named
+from engine.models.published import checkpoint_name
 from engine.vllm.sink_window.spec import blocks_per_session
 
 logger = logging.getLogger(__name__)
@@ -98,7 +98,7 @@ def report(core: EngineCore, model_dir: Path) -> None:
     """Log the table. Raises EngineError where the engine can serve nobody."""
     footprint = Footprint.of(core)
     footprint.check()
-    logger.info("%s, memory on its device\n%s", named(model_dir), footprint.table())
+    logger.info("%s, memory on its device\n%s", checkpoint_name(model_dir), footprint.table())
 
 
 def explained(error: ValueError) -> EngineError | None:

@@ -32,25 +32,24 @@ def warm_up(core: SessionCore, samplings: Iterable[Sampling]) -> None:
 def _wave(core: SessionCore, generation: int, sampling: Sampling) -> None:
     """All begin in one step; after each step as many are done as bring the batch to its next size."""
     limits = core.limits
-    most = min(
+    num_sessions = min(
         limits.max_sessions,
         limits.num_kv_blocks // limits.blocks_per_session,
         limits.max_batch_tokens // _NUM_TOKENS,
     )
-    sizes = sorted({most, *(1 << i for i in range(most.bit_length()))}, reverse=True)
+    sizes = sorted({num_sessions, *(1 << i for i in range(num_sessions.bit_length()))}, reverse=True)
     room = (limits.max_session_tokens or 1 << 20) - _NUM_TOKENS
-    names = [f"warm-up-{i}" for i in range(most)]
+    names = [f"warm-up-{i}" for i in range(num_sessions)]
     for i, name in enumerate(names):
-        max_tokens = sum(i < size for size in sizes)
-        tokens, most_tokens = (0,) * _NUM_TOKENS, min(max_tokens, room)
-        core.submit(Work(name, generation, 0, tokens, max_tokens=most_tokens, sampling=sampling))
+        tokens, max_tokens = (0,) * _NUM_TOKENS, min(sum(i < size for size in sizes), room)
+        core.submit(Work(name, generation, 0, tokens, max_tokens=max_tokens, sampling=sampling))
     for _ in range(_MAX_STEPS):
         if core.has_work():
             core.step()
     ends = [result for result in core.take_results() if result.finish is not None]
-    if [result.finish for result in ends] != [Finish.LENGTH] * most:
+    if [result.finish for result in ends] != [Finish.LENGTH] * num_sessions:
         told = next((r.error or r.finish for r in ends if r.finish is not Finish.LENGTH), "nothing")
-        raise EngineError(f"the warm-up of {most} sessions with {sampling} ended with: {told}")
+        raise EngineError(f"the warm-up of {num_sessions} sessions with {sampling} ended with: {told}")
     _end(core, generation, names)
 
 
