@@ -217,7 +217,7 @@ class Conductor:
 
     def _after_events(self) -> None:
         """Start what has become possible: the next hearing, and the works that wait."""
-        if not self._is_hearing and (batch := self.scheduler.take_batch()):
+        if not self._is_hearing and (batch := self.scheduler.take_batch(self._carry_out)):
             self._is_hearing = True
             future = self.loop.run_in_executor(self._hearing_pool, self._hear, batch)
             future.add_done_callback(lambda f: f.cancelled() or self._on_heard(batch, f.result()))

@@ -6,7 +6,7 @@ Holds the sessions and their slots. `step(now)` is called when a slot comes due 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from engine.faults import contained
@@ -16,6 +16,8 @@ from engine.slots import SlotTable
 from engine.types import Hearing
 
 MAX_BATCH = 16  # sessions that are heard at once
+
+OnOutputs = Callable[[Session, Sequence[Output]], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,15 +95,23 @@ class TickScheduler:
         else:
             self._waiting.pop(session.id, None)
 
-    def take_batch(self) -> list[Hearing]:
+    def take_batch(self, on_outputs: OnOutputs) -> list[Hearing]:
         """Audio to be heard now, at most `max_batch` sessions; empty when nothing is due.
 
         Ended turns go first and alone: somebody waits for an answer, while taking in the audio of those who
-        still talk only saves time later.
+        still talk only saves time later. `on_outputs` gets the end of a session whose code raises.
         """
         waiting = [self._sessions[i] for i in self._waiting]
         batch = [s for s in waiting if s.is_urgent] or waiting
         batch = batch[: self._max_batch]
+        hearings: list[Hearing] = []
         for session in batch:
             del self._waiting[session.id]
-        return [session.take_hearing() for session in batch]
+        for session in batch:
+            if outputs := contained(session, self._take_hearing, session, hearings):
+                on_outputs(session, outputs)
+        return hearings
+
+    def _take_hearing(self, session: Session, hearings: list[Hearing]) -> Sequence[Output]:
+        hearings.append(session.take_hearing())
+        return ()

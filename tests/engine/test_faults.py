@@ -19,7 +19,8 @@ from tests.support.stage import CONFIG, pcm
 
 
 @pytest.mark.parametrize(
-    "method", ["open", "come_due", "take_sample", "go_on", "on_heard", "on_result", "on_time"]
+    "method",
+    ["open", "come_due", "take_sample", "go_on", "take_hearing", "on_heard", "on_result", "on_time"],
 )
 async def test_a_session_whose_code_raises_ends_alone(method: str, monkeypatch: pytest.MonkeyPatch):
     family = NullFamily()

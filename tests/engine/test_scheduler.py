@@ -31,8 +31,8 @@ def test_ended_turns_are_heard_before_those_who_still_talk():
     stage.do(asker, asker.on_commit(stage.now))
     for _, outputs in stage.scheduler.step(stage.now + 2.0).outputs:
         assert not outputs
-    assert [h.session_id for h in stage.scheduler.take_batch()] == ["asker"]
-    assert [h.session_id for h in stage.scheduler.take_batch()] == ["t0", "t1", "t2"]
+    assert [h.session_id for h in stage.scheduler.take_batch(stage.do)] == ["asker"]
+    assert [h.session_id for h in stage.scheduler.take_batch(stage.do)] == ["t0", "t1", "t2"]
 
 
 def test_a_session_that_left_is_not_heard():
@@ -42,7 +42,7 @@ def test_a_session_that_left_is_not_heard():
     stage.do(session, session.on_audio(pcm(0.5), stage.now))
     stage.scheduler.step(stage.now + 2.0)
     stage.scheduler.remove("a")
-    assert stage.scheduler.take_batch() == [] and len(stage.scheduler) == 0
+    assert stage.scheduler.take_batch(stage.do) == [] and len(stage.scheduler) == 0
 
 
 def test_a_batch_is_bounded():
@@ -54,7 +54,7 @@ def test_a_batch_is_bounded():
         stage.do(session, session.on_commit(stage.now))
     scheduler = stage.scheduler
     scheduler._max_batch = 5
-    assert (len(scheduler.take_batch()), len(scheduler.take_batch())) == (5, 3)
+    assert (len(scheduler.take_batch(stage.do)), len(scheduler.take_batch(stage.do))) == (5, 3)
 
 
 # The whole controller: sessions that talk all the time on a model that needs `base_s` for a batch and
@@ -110,7 +110,7 @@ class World:
                 self.busy = None
             if slot <= self.now:
                 self._tick()
-            if not self.busy and (batch := self.scheduler.take_batch()):
+            if not self.busy and (batch := self.scheduler.take_batch(lambda session, outputs: None)):
                 took = self.base_s + self.each_s * len(batch)
                 if self.stall_at is not None and self.now >= self.stall_at:
                     took, self.stall_at = took + 3 * BUDGET_S, None

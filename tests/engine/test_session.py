@@ -404,7 +404,7 @@ def test_work_that_the_engine_refuses_ends_this_session_only():
     stage.advance(0.1)
     ask(stage, broken)
     ask(stage, other)
-    stage.hearings += stage.scheduler.take_batch()
+    stage.hearings += stage.scheduler.take_batch(stage.do)
     for hearing, intake in zip(stage.hearings, stage.family.hear(stage.hearings), strict=True):
         session = stage.scheduler.get(hearing.session_id)
         assert session is not None

@@ -96,7 +96,7 @@ class Stage:
 
     def step(self) -> None:
         """One round at this instant: hear what is due, one engine step."""
-        self.hearings += self.scheduler.take_batch()
+        self.hearings += self.scheduler.take_batch(self.do)
         if self.can_hear:
             hearings, self.hearings = self.hearings, []
             for hearing, intake in zip(hearings, self.family.hear(hearings), strict=True):
