@@ -27,7 +27,7 @@ from engine.outputs import Cancel, Close, EndGeneration, Hush, Output, Speak, Su
 from engine.scheduler import TickSample, TickScheduler
 from engine.session import Session
 from engine.tally import Tally
-from engine.types import Hearing, Intake, Result, Utterance, Work
+from engine.types import Hearing, Intake, Pcm, Result, Utterance, Work
 from engine.voice.synthesizer import OnDuration, Synthesizer
 from engine.voice.voice import Voice
 
@@ -193,7 +193,10 @@ class Conductor:
             await self._detect_speech()
 
     async def _detect_speech(self) -> None:
-        waiting = [(s, audio) for s in self.scheduler if (audio := s.gate.take()) is not None]
+        waiting: list[tuple[Session, Pcm]] = []
+        for session in self.scheduler:
+            if outputs := contained(session, _take_unheard, session, waiting):
+                self._carry_out(session, outputs)
         if not waiting:
             return
         items = [(session.gate.vad_state, audio) for session, audio in waiting]
@@ -355,3 +358,9 @@ class Conductor:
     def _close_all(self, error: SessionError) -> None:
         for session in self.scheduler:
             self._carry_out(session, [Close(error)])
+
+
+def _take_unheard(session: Session, waiting: list[tuple[Session, Pcm]]) -> Sequence[Output]:
+    if (audio := session.gate.take()) is not None:
+        waiting.append((session, audio))
+    return ()

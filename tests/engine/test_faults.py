@@ -20,7 +20,10 @@ from tests.support.stage import CONFIG, pcm
 
 @pytest.mark.parametrize(
     "method",
-    ["open", "come_due", "take_sample", "go_on", "take_hearing", "on_heard", "on_result", "on_time"],
+    [
+        *("open", "come_due", "take_sample", "go_on", "take_hearing", "gate.take"),
+        *("on_heard", "on_result", "on_time"),
+    ],
 )
 async def test_a_session_whose_code_raises_ends_alone(method: str, monkeypatch: pytest.MonkeyPatch):
     family = NullFamily()
@@ -36,7 +39,8 @@ async def test_a_session_whose_code_raises_ends_alone(method: str, monkeypatch: 
     try:
         now = asyncio.get_running_loop().time()
         sessions = {name: Session(name, family, CONFIG, now) for name in said}
-        monkeypatch.setattr(sessions["bad"], method, breaks)
+        owner, _, name = method.rpartition(".")
+        monkeypatch.setattr(getattr(sessions["bad"], owner) if owner else sessions["bad"], name, breaks)
         for name, session in sessions.items():
             conductor.open(session, said[name].append)
         async with asyncio.timeout(TIMEOUT_S):
