@@ -165,9 +165,8 @@ def test_an_item_of_a_known_length_is_cut_as_vllm_cuts_it(stepper, omni):
     for brighter in (0.0, 1.0, 2.0):
         items = [with_mel(item, lambda mel, more=brighter: mel + more) for item in features]
         work = stepper.work("a", tokens, features=items)
-        ours, theirs = (builder.build("a", work).mm_features for builder in (knows, asks))
-        assert ours and theirs
-        for one, other, item in zip(ours, theirs, items, strict=True):
+        built: list[Any] = [builder.build("a", work).mm_features for builder in (knows, asks)]
+        for one, other, item in zip(*built, items, strict=True):
             assert one.data.keys() == other.data.keys() == item.tensors.keys()
             for name, element in one.data.items():
                 assert torch.equal(element.data, other.data[name].data)
