@@ -81,8 +81,9 @@ def find(model: str, progress: Progress | None = None) -> Path:
 
 def checkpoint_name(directory: Path) -> str:
     """NAME@COMMIT of a directory in the Hub client's cache, the path of any other."""
-    owner_name = directory.parent.parent.name.removeprefix("models--").replace("--", "/", 1)
-    is_cached = directory.parent.name == "snapshots" and _HUB_NAME.fullmatch(owner_name) is not None
+    kind, _, repository = directory.parent.parent.name.partition("--")
+    owner_name = repository.replace("--", "/", 1)
+    is_cached = (kind, directory.parent.name) == ("models", "snapshots") and _HUB_NAME.fullmatch(owner_name)
     return f"{owner_name}@{directory.name}" if is_cached else str(directory)
 
 

@@ -129,6 +129,18 @@ def test_a_directory_may_have_an_at_in_its_name(tmp_path: Path, cache_dir, omni_
     assert load_family(str(directory), cache_dir).info.checkpoint == str(directory)
 
 
+@pytest.mark.parametrize(
+    "directory,name",
+    [
+        ("/hub/models--Qwen--Qwen3-Omni/snapshots/abc", "Qwen/Qwen3-Omni@abc"),
+        ("/runs/team--omni/snapshots/step-100", "/runs/team--omni/snapshots/step-100"),
+        ("/hub/models--gpt2/snapshots/abc", "/hub/models--gpt2/snapshots/abc"),
+    ],
+)
+def test_only_directories_of_the_hubs_cache_have_a_name_on_the_hub(directory: str, name: str):
+    assert published.checkpoint_name(Path(directory)) == name
+
+
 def test_a_word_that_is_no_family_names_all_that_is_possible(cache_dir):
     with pytest.raises(ValueError, match=r"known: smollm2-whisper, a checkpoint's directory, or its name on"):
         load_family("nonesuch", cache_dir)
