@@ -8,8 +8,8 @@
     +-- SessionOver        1000  its time, its length or its silence reached the limit
     +-- Unavailable        1013  no room, retry later (code says why: at_capacity, starting)
     |   +-- Leaving        1001  the server drains
-    +-- EngineFailure      1011  the engine's fault
-    +-- SessionFault       1011  a fault of the server's own code in this session
+    +-- EngineFailure      1011  the engine died
+    +-- SessionFault       1011  the engine refused its work, or a fault of the server's own code
 
 `Unavailable` and `EngineFailure` may carry `retry_after_ms`: the client may try again.
 """
@@ -76,5 +76,5 @@ class EngineFailure(SessionError):
 class SessionFault(SessionError):
     code, status, close_code = "session_failed", 500, 1011
 
-    def __init__(self) -> None:
-        super().__init__("The session failed by a fault of the server: open a new one.")
+    def __init__(self, message: str = "The session failed by a fault of the server: open a new one.") -> None:
+        super().__init__(message)

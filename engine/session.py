@@ -13,7 +13,7 @@ from dataclasses import replace
 from engine.answering import Answering
 from engine.config import SessionConfig
 from engine.conversation import Conversation
-from engine.errors import EngineFailure, SessionError, SessionOver
+from engine.errors import SessionError, SessionFault, SessionOver
 from engine.events import InputTranscript, ResponseReason, SpeechStarted
 from engine.listening import Listening
 from engine.models.family import Family
@@ -250,8 +250,8 @@ class Session:
         if result.finish is None:
             return outputs
         if result.finish is Finish.REFUSED:
-            error = EngineFailure(result.error or "the engine refused the session's work")
-            return outputs + self._end(error)
+            self.tally.faults += 1
+            return outputs + self._end(SessionFault(result.error or "The engine refused the session's work."))
         tokens = tuple(self._work_tokens)
         self._conversation.settle(tokens, result.finish, result.stop_token)
         self._work, self._work_tokens = None, []

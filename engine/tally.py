@@ -13,7 +13,7 @@ class Tally:
     tokens: int = 0  # decoded
     sound_samples: int = 0  # of spoken answers, at the voice's rate
     interruptions: int = 0  # answers stopped while they were written or played
-    faults: int = 0  # exceptions of our own code; each ends its session
+    faults: int = 0  # exceptions of our own code, works the engine refused; each ends its session
 
     def __add__(self, other: Tally) -> Tally:
         return Tally(*(mine + theirs for mine, theirs in zip(astuple(self), astuple(other), strict=True)))

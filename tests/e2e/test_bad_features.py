@@ -71,7 +71,7 @@ async def test_a_session_with_features_of_a_wrong_shape_ends_alone(server: Servi
 
     (bad, bad_code), *others = await asyncio.gather(talk(0.99, 6.0), talk(0.3, 6.0), talk(0.2, 6.0))
     error = next(event for event in bad if event["type"] == "error")
-    assert (error["code"], bad_code) == ("engine_failed", 1011)
+    assert (error["code"], bad_code) == ("session_failed", 1011)
     assert "audio_features is float32" in error["message"]
     for events, _ in others:
         assert all(event["type"] != "error" for event in events)

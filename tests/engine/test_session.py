@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from engine.errors import EngineFailure, SessionOver
+from engine.errors import SessionFault, SessionOver
 from engine.events import (
     Error,
     InputTranscript,
@@ -413,7 +413,7 @@ def test_work_that_the_engine_refuses_ends_this_session_only():
     refused = Result("a", 0, 2, (), Finish.REFUSED, 0, "too long")
     stage.do(broken, broken.on_result(refused, stage.now))
     (close,) = stage.events("a", Close)
-    assert isinstance(close.error, EngineFailure) and close.error.close_code == 1011
+    assert isinstance(close.error, SessionFault) and close.error.close_code == 1011
     stage.advance(2.0)
     assert stage.text("b") == "echo: heard 1000 ms"
 
