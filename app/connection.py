@@ -9,9 +9,9 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from websockets.frames import apply_mask  # pyright: ignore[reportPrivateImportUsage] - in C or in Python
 from websockets.http11 import Request
 from websockets.protocol import Protocol, State
-from websockets.speedups import apply_mask
 from websockets.streams import StreamReader
 
 REQUEST_LIMIT_S = 20.0  # from a connection's begin to the end of its first request's head

@@ -16,6 +16,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 from engine.audio.speech import SpeechDetector
 from engine.engine import Engine, EngineError
@@ -200,11 +201,22 @@ class Conductor:
         if not waiting:
             return
         items = [(session.gate.vad_state, audio) for session, audio in waiting]
-        verdicts = await self.loop.run_in_executor(self._vad_pool, self._detector.detect, items)
+        verdicts = await self.loop.run_in_executor(self._vad_pool, self._detect, items)
         now = time.monotonic()
         for (session, audio), probabilities in zip(waiting, verdicts, strict=True):
-            self._tell(session, session.on_speech, audio, probabilities.tolist(), now)
+            if probabilities is None:
+                self._fail(session)
+            else:
+                self._tell(session, session.on_speech, audio, probabilities, now)
         self._after_events()
+
+    def _detect(self, items: list[tuple[Any, Pcm]]) -> list[list[float] | None]:
+        """None where the detector fails on a session's audio by itself."""
+        try:
+            return [probabilities.tolist() for probabilities in self._detector.detect(items)]
+        except Exception:
+            log.exception("the detector failed on the audio of %d sessions", len(items))
+            return [None] if len(items) == 1 else [self._detect([item])[0] for item in items]
 
     async def _keep_house(self) -> None:
         while True:
@@ -250,8 +262,7 @@ class Conductor:
             if (session := self.scheduler.get(hearing.session_id)) is None:
                 continue
             if intake is None:
-                session.tally.faults += 1
-                self._carry_out(session, [Close(SessionFault())])
+                self._fail(session)
             else:
                 self._tell(session, session.on_heard, intake, hearing.is_final, now)
         self._after_events()
@@ -325,6 +336,11 @@ class Conductor:
         self, session: Session, method: Callable[P, Sequence[Output]], *args: P.args, **kwargs: P.kwargs
     ) -> None:
         self._carry_out(session, contained(session, method, *args, **kwargs))
+
+    def _fail(self, session: Session) -> None:
+        """Its audio cannot be taken in."""
+        session.tally.faults += 1
+        self._carry_out(session, [Close(SessionFault())])
 
     def _carry_out(self, session: Session, outputs: Sequence[Output]) -> None:
         deliver = self._deliver.get(session.id)

@@ -42,6 +42,8 @@ class MelSpectra:
             (rows, needed, torch.from_numpy(filters).float().to(self._device))
             for rows, needed, filters in _banded(mel_filters(num_bins), 1 if self._is_cuda else _CPU_BANDS)
         ]
+        # cuFFT makes a plan for each number of frames it meets, and keeps it on the device.
+        self._frames_unit = 256 if self._is_cuda else 1
         self._stream = None
         if self._is_cuda:
             self._stream = torch.cuda.Stream(self._device)
@@ -55,25 +57,26 @@ class MelSpectra:
         for num in num_frames:
             starts.append(starts[-1] + num + 2)  # two more frames reach from one span into the next
         self._places = list(zip(starts, num_frames, strict=False))
-        audio = self._host("audio", (starts[-1] * HOP + N_FFT,)).numpy()
+        audio = self._host("audio", (self._num_samples(starts[-1]),)).numpy()
         return [audio[at * HOP : (at + num - 1) * HOP + N_FFT] for at, num in self._places]
 
     def compute(self) -> list[torch.Tensor]:
         """[num_bins, num_frames] of each span, on the CPU; good until the next `room`."""
         at, num = self._places[-1]
-        audio = self._host("audio", ((at + num - 1) * HOP + N_FFT,))
+        num_frames = self._whole(at + num)
+        audio = self._host("audio", (self._num_samples(at + num),))
         if self._stream is None:
-            mel = self._buffer("mel", (self._num_bins, at + num))
-            num_parts = max(1, round((at + num) / _CPU_FRAMES))
-            step = -(-(at + num) // num_parts)
-            for first in range(0, at + num, step):
+            mel = self._buffer("mel", (self._num_bins, num_frames))
+            num_parts = max(1, round(num_frames / _CPU_FRAMES))
+            step = -(-num_frames // num_parts)
+            for first in range(0, num_frames, step):
                 some = mel[:, first : first + step]
                 self._compute(audio[first * HOP : (first + some.shape[1] - 1) * HOP + N_FFT], some)
         else:
             with torch.cuda.stream(self._stream):
-                made = self._buffer("mel on device", (self._num_bins, at + num))
+                made = self._buffer("mel on device", (self._num_bins, num_frames))
                 self._compute(audio.to(self._device, non_blocking=True), made)
-                mel = self._host("mel", (self._num_bins, at + num)).copy_(made, non_blocking=True)
+                mel = self._host("mel", (self._num_bins, num_frames)).copy_(made, non_blocking=True)
             self._stream.synchronize()
         return [mel[:, at : at + num] for at, num in self._places]
 
@@ -86,6 +89,13 @@ class MelSpectra:
         for rows, needed, filters in self._bands:
             torch.mm(filters, power.T[needed], out=mel[rows])
         mel.clamp_(min=_FLOOR).log10_()
+
+    def _whole(self, num_frames: int) -> int:
+        """As many as are computed: those behind the last span see what was there."""
+        return -(-num_frames // self._frames_unit) * self._frames_unit
+
+    def _num_samples(self, num_frames: int) -> int:
+        return (self._whole(num_frames) - 1) * HOP + N_FFT
 
     def _host(self, name: str, shape: Sequence[int]) -> torch.Tensor:
         return self._buffer(name, shape, is_pinned=self._is_cuda)

@@ -7,8 +7,9 @@ import random
 
 import pytest
 from websockets.frames import Frame, Opcode
-from websockets.protocol import Protocol
+from websockets.protocol import SERVER, Protocol, State
 
+from app.connection import _hand_over, _is_between_messages
 from tests.fuzz.test_frames import raw, raw_socket
 from tests.support.serving import TIMEOUT_S, Serving, serving
 from tests.support.stage import pcm
@@ -185,3 +186,56 @@ async def test_a_read_that_ends_inside_or_right_behind_a_header(cut: int, monkey
                 said += data
         assert server.service.conductor.tally().audio_samples == 0x8282 // 2
     assert b"heard 1044 ms" in said
+
+
+def heard(
+    pieces: list[bytes], *, goes_past: bool
+) -> tuple[list[tuple[Opcode, bool, bytes]], bytes, State, int]:
+    """Frames that come out of `pieces`, in order, what is answered, how the connection stands; and how many
+    frames went past the parser."""
+    conn = Protocol(SERVER, state=State.OPEN, max_size=1 << 20)
+    frames: list[tuple[Opcode, bool, bytes]] = []
+    num_past = 0
+    for piece in pieces:
+        rest = piece
+        if goes_past and _is_between_messages(conn):
+            before = len(frames)
+            rest = _hand_over(piece, lambda data: frames.append((Opcode.BINARY, True, data)))
+            num_past += len(frames) - before
+        if rest:
+            conn.receive_data(rest)
+        for event in conn.events_received():
+            assert isinstance(event, Frame)
+            frames.append((event.opcode, event.fin, bytes(event.data)))
+    return frames, b"".join(conn.data_to_send()), conn.state, num_past
+
+
+def test_past_the_parser_or_through_it_is_the_same():
+    """Random streams of all kinds of frames, cut anywhere."""
+    rng = random.Random(7)
+    kinds = [Opcode.BINARY] * 12 + [Opcode.TEXT, Opcode.PING, Opcode.PONG]
+    sizes = [*[0, 1, 2, 125, 126, 127, 640, 640, 640] * 4, 65_535, 65_536]
+    num_past = 0
+    for _ in range(400):
+        stream = b""
+        for _ in range(rng.randrange(1, 12)):
+            kind = rng.choice(kinds)
+            size = rng.choice(sizes) if kind in (Opcode.BINARY, Opcode.TEXT) else rng.choice([0, 1, 125])
+            data = b"\x82\xfe" * (size // 2) + b"a" * (size % 2) if rng.random() < 0.5 else bytes(size)
+            if kind is Opcode.BINARY and rng.random() < 0.2:  # in fragments
+                stream += Frame(kind, data, fin=False).serialize(mask=True)
+                stream += Frame(Opcode.CONT, data).serialize(mask=True)
+            else:
+                stream += Frame(kind, data).serialize(mask=rng.random() < 0.995)
+        if rng.random() < 0.1:
+            stream += Frame(Opcode.CLOSE, b"\x03\xe8").serialize(mask=True) + audio_frames()[0]
+        pieces, most = [], rng.choice([15, 700, 70_000])
+        while stream:
+            cut = rng.randrange(1, most) if rng.random() < 0.8 else rng.choice([2, 4, 6, 8])
+            pieces.append(stream[:cut])
+            stream = stream[cut:]
+        *through, none = heard(pieces, goes_past=False)
+        *past, some = heard(pieces, goes_past=True)
+        assert past == through and none == 0
+        num_past += some
+    assert num_past > 100

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any, cast
 
+import numpy as np
 import pytest
 
 from engine.conductor import Conductor
@@ -14,6 +16,7 @@ from engine.null import NullEngine
 from engine.outputs import Close, ToClient
 from engine.scheduler import TickScheduler
 from engine.session import Session
+from engine.types import TurnMode
 from tests.support.serving import TIMEOUT_S
 from tests.support.stage import CONFIG, pcm
 
@@ -61,4 +64,38 @@ async def test_a_session_whose_code_raises_ends_alone(method: str, monkeypatch: 
     finally:
         beat.cancel()
         await asyncio.gather(beat, return_exceptions=True)
+        await conductor.close()
+
+
+async def test_audio_on_which_the_detector_fails_ends_its_session_alone():
+    """Both are in one batch: the detector is asked again for each."""
+
+    class Picky:
+        sizes: list[int] = []  # noqa: RUF012 - of this test's only instance
+
+        def detect(self, items: list[tuple[Any, np.ndarray]]) -> list[np.ndarray]:
+            self.sizes.append(len(items))
+            if any(np.abs(audio).max() > 0.9 for _, audio in items):
+                raise ZeroDivisionError
+            return [np.zeros(len(audio) // 512, np.float32) for _, audio in items]
+
+    family, detector = NullFamily(), Picky()
+    scheduler = TickScheduler(family.info.budget_s, num_slots=4, max_batch=8)
+    conductor = Conductor(family, NullEngine, scheduler, cast(Any, detector), lambda sample, now: None)
+    said: dict[str, list[ToClient]] = {"bad": [], "good": []}
+    await conductor.start()
+    try:
+        now = asyncio.get_running_loop().time()
+        for name, events in said.items():
+            session = Session(name, family, replace(CONFIG, mode=TurnMode.SERVER_VAD), now)
+            conductor.open(session, events.append)
+            loud = np.full(16_000, 32_000 if name == "bad" else 3_000, "<i2")
+            conductor.carry_out(session, session.on_audio(loud.tobytes(), now))
+        await conductor._detect_speech()
+        (end,) = [event for event in said["bad"] if isinstance(event, Close)]
+        assert end.error.code == "session_failed"
+        assert [session.id for session in scheduler] == ["good"]
+        assert detector.sizes == [2, 1, 1]
+        assert conductor.tally().faults == 1
+    finally:
         await conductor.close()

@@ -118,3 +118,13 @@ def test_an_engine_that_loads_in_another_thread_changes_nothing(chunks):
         torch.set_default_dtype(torch.float32)
     for ours, theirs in zip(mel(chunks), expected, strict=True):
         torch.testing.assert_close(ours, theirs, atol=0, rtol=0)
+
+
+def test_frames_computed_in_whole_units_as_on_a_gpu_are_the_same(chunks):
+    expected = LogMel()(chunks)
+    mel = LogMel()
+    mel._spectra._frames_unit = 256
+    for _ in range(2):
+        for ours, theirs in zip(mel(chunks), expected, strict=True):
+            torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=0)
+    assert mel._spectra._buffers["mel"].numel() % 256 == 0
