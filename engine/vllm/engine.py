@@ -117,16 +117,16 @@ class VllmEngine:
     def _load(self) -> SessionCore | None:
         core = None
         try:
+            recipe = self._recipe
+            if recipe.modality is not None and recipe.layout is None:
+                raise EngineError(f"the family does not say what its {recipe.modality} features are like")
             repair_torch_companions()
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # torch and vLLM warn of each other's deprecations
                 from engine.vllm.core import SessionCore  # here: these import vLLM
                 from engine.vllm.loading import load
 
-            recipe = self._recipe
-            if recipe.modality is not None and recipe.layout is None:
-                raise EngineError(f"the family does not say what its {recipe.modality} features are like")
-            core = SessionCore(load(recipe, self._settings), recipe.modality, recipe.layout)
+                core = SessionCore(load(recipe, self._settings), recipe.modality, recipe.layout)
             self._limits = core.limits
             warm_up(core, recipe.samplings)
             if recipe.layout is not None:
