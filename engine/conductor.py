@@ -22,7 +22,7 @@ from engine.audio.speech import SpeechDetector
 from engine.engine import Engine, EngineError
 from engine.errors import EngineFailure, Leaving, SessionError, SessionFault
 from engine.events import Warning
-from engine.faults import P, contained
+from engine.faults import P, all_or_each, contained
 from engine.models.family import Family
 from engine.outputs import Cancel, Close, EndGeneration, Hush, Output, Speak, Submit, ToClient
 from engine.scheduler import TickSample, TickScheduler
@@ -207,16 +207,16 @@ class Conductor:
             if probabilities is None:
                 self._fail(session)
             else:
-                self._tell(session, session.on_speech, audio, probabilities, now)
+                self._tell(session, session.on_speech, audio, probabilities.tolist(), now)
         self._after_events()
 
-    def _detect(self, items: list[tuple[Any, Pcm]]) -> list[list[float] | None]:
-        """None where the detector fails on a session's audio by itself."""
-        try:
-            return [probabilities.tolist() for probabilities in self._detector.detect(items)]
-        except Exception:
-            log.exception("the detector failed on the audio of %d sessions", len(items))
-            return [None] if len(items) == 1 else [self._detect([item])[0] for item in items]
+    def _detect(self, items: list[tuple[Any, Pcm]]) -> list[Any]:
+        """Probabilities of each; None where the detector failed on it by itself."""
+
+        def failed(some: list[tuple[Any, Pcm]]) -> str:
+            return f"the detector failed on the audio of {len(some)} sessions"
+
+        return all_or_each(self._detector.detect, items, failed)
 
     async def _keep_house(self) -> None:
         while True:
@@ -245,15 +245,11 @@ class Conductor:
 
     def _hear(self, batch: list[Hearing]) -> list[Intake | None]:
         """None for a hearing that failed by itself."""
-        try:
-            intakes: list[Intake | None] = [*self.family.hear(batch)]
-            if len(intakes) != len(batch):
-                raise RuntimeError(f"{len(intakes)} intakes came of {len(batch)} hearings")
-            return intakes
-        except Exception:
-            names = ", ".join(hearing.session_id for hearing in batch)
-            log.exception("the audio of %s could not be heard", names)
-            return [None] if len(batch) == 1 else [self._hear([hearing])[0] for hearing in batch]
+
+        def failed(some: list[Hearing]) -> str:
+            return f"the audio of {', '.join(hearing.session_id for hearing in some)} could not be heard"
+
+        return all_or_each(self.family.hear, batch, failed)
 
     def _on_heard(self, batch: list[Hearing], intakes: list[Intake | None]) -> None:
         self._is_hearing = False

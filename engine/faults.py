@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import ParamSpec
+from typing import ParamSpec, TypeVar
 
 from engine.errors import SessionFault
 from engine.outputs import Close, Output
 from engine.session import Session
 
 P = ParamSpec("P")  # of a session's method
+Item = TypeVar("Item")
+Made = TypeVar("Made")
 
 log = logging.getLogger(__name__)
 
@@ -30,3 +32,18 @@ def contained(
         return method(*args, **kwargs)
     except Exception:
         return [fault(session)]
+
+
+def all_or_each(
+    make: Callable[[list[Item]], Sequence[Made]], batch: list[Item], failed: Callable[[list[Item]], str]
+) -> list[Made | None]:
+    """What `make` makes of a batch of sessions' items; where it fails, of each by itself, None where it fails
+    again. `failed` says it to the log."""
+    try:
+        made = [*make(batch)]
+        if len(made) != len(batch):
+            raise RuntimeError(f"{len(made)} results came of {len(batch)} items")
+        return [*made]
+    except Exception:
+        log.exception("%s", failed(batch))
+        return [None] if len(batch) == 1 else [all_or_each(make, [item], failed)[0] for item in batch]
