@@ -28,7 +28,7 @@ from bench.endless_day_meter import (
 )
 from bench.provenance import provenance
 from engine.null import DEFAULT_LIMITS, NullEngine
-from tests.support.serving import Client, serving
+from tests.support.serving import serving
 from tests.support.stage import pcm
 
 BUDGET_S, MAX_TOKENS = 2.0, 4
@@ -36,14 +36,6 @@ BUDGET_S, MAX_TOKENS = 2.0, 4
 
 def endless() -> NullEngine:
     return NullEngine(replace(DEFAULT_LIMITS, max_session_tokens=None))
-
-
-async def turn(client: Client) -> None:
-    client.events.clear()
-    client.sound = b""
-    await client.audio(pcm(0.02))
-    await client.say(type="input.commit")
-    await client.until("response.done")
 
 
 async def measure(num_turns: int) -> dict[str, Any]:
@@ -55,7 +47,7 @@ async def measure(num_turns: int) -> dict[str, Any]:
     ):
         meter.begin()
         for number in range(1, NUM_STRETCHES * per_stretch + 1):
-            await turn(client)
+            await client.forgetful_turn(pcm(0.02))
             meter.tick(math.nan, math.nan)
             if number % per_stretch == 0:
                 meter.end(number * BUDGET_S / 3600)

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from engine.null import DEFAULT_LIMITS, NullCore, NullEngine
-from tests.support.serving import Client, Serving, serving
+from tests.support.serving import Serving, serving
 from tests.support.stage import pcm
 from tests.support.voices import ToneVoice
 
@@ -56,14 +56,6 @@ async def series(server: Serving) -> set[str]:
     return {line.rpartition(" ")[0] for line in lines if not line.startswith("#")}
 
 
-async def turn(client: Client) -> None:
-    client.events.clear()
-    client.sound = b""
-    await client.audio(pcm(0.02))
-    await client.say(type="input.commit")
-    await client.until("response.done")
-
-
 async def test_a_session_of_many_turns_holds_no_more_than_one_of_few():
     async with (
         serving(make_engine=endless, **OPTIONS) as server,
@@ -71,20 +63,20 @@ async def test_a_session_of_many_turns_holds_no_more_than_one_of_few():
     ):
 
         async def one_round() -> None:
-            await turn(client)
+            await client.forgetful_turn(pcm(0.02))
             await client.say(type="session.update", instructions="be brief", max_tokens=4)
             await client.say(type="response.cancel")
 
         assert await blocks_per_round(one_round, TURNS) < 0.5
         before = await series(server)
-        await turn(client)
+        await client.forgetful_turn(pcm(0.02))
         assert await series(server) == before
 
 
 async def test_a_session_that_speaks_many_answers_holds_no_more_than_one_of_few():
     async with serving(voice=ToneVoice(), make_engine=endless, **OPTIONS) as server:
         async with server.client(turn="manual", max_tokens=4, voice="on") as client:
-            assert await blocks_per_round(lambda: turn(client), TURNS) < 0.5
+            assert await blocks_per_round(lambda: client.forgetful_turn(pcm(0.02)), TURNS) < 0.5
 
 
 async def test_many_sessions_leave_no_more_than_few():
@@ -93,7 +85,7 @@ async def test_many_sessions_leave_no_more_than_few():
 
         async def one_round() -> None:
             async with server.client(turn="manual", max_tokens=4) as client:
-                await turn(client)
+                await client.forgetful_turn(pcm(0.02))
             await server.until_empty()
 
         await one_round()

@@ -69,6 +69,14 @@ class Client:
         assert self.socket.close_code is not None
         return self.socket.close_code, self.socket.close_reason or ""
 
+    async def forgetful_turn(self, audio: bytes) -> None:
+        """A manual turn and its answer, of which nothing is kept: for clients that talk for days."""
+        self.events.clear()
+        self.sound = b""
+        await self.audio(audio)
+        await self.say(type="input.commit")
+        await self.until("response.done")
+
     def text(self) -> str:
         return "".join(e["delta"] for e in self.events if e["type"] == "response.text.delta")
 
